@@ -1,0 +1,836 @@
+"""PPO for continuous control: EnvPool's XLA interface and JAX, one compiled call per training iteration.
+
+    python cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py --env-id Hopper-v4
+    python cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py --help
+
+Docs, logged metrics and results: docs/rl-algorithms/ppo.md#ppo_continuous_action_envpool_xla_jax_scanpy
+"""
+
+import ctypes
+import difflib
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+import flax
+import flax.linen as nn
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax.linen.initializers import constant, orthogonal
+from flax.training.train_state import TrainState
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+with suppress(OSError):  # EnvPool 1.2.5 (Python 3.11) ends the process when it renders, unless libEGL came first
+    ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
+import envpool  # noqa: E402
+
+warnings.filterwarnings("ignore", message=".*precision lowered by casting")  # by EnvPool's dm_control spaces
+
+
+@dataclass(frozen=True)
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment: parameters, action noise and every environment's stream follow from it"""
+    track: bool = False
+    """if toggled, this experiment will be tracked with Weights and Biases"""
+    wandb_project_name: str = "cleanRL"
+    """the wandb's project name"""
+    wandb_entity: str | None = None
+    """the entity (team) of wandb's project"""
+    capture_video: bool = False
+    """whether to record the evaluation's first episode (to the `videos` folder of the run)"""
+    save_model: bool = True
+    """whether to save and evaluate the final agent (in the folder of the run)"""
+    upload_model: bool = False
+    """whether to upload the saved model to Hugging Face"""
+    hf_entity: str = ""
+    """the user or org name of the model repository on the Hugging Face Hub (default: the one logged in)"""
+    progress: bool = True
+    """whether to show the progress of the training"""
+
+    # Algorithm specific arguments
+    env_id: str = "HalfCheetah-v4"
+    """the id of the environment"""
+    total_timesteps: int = 1_000_000
+    """total timesteps of the experiment"""
+    learning_rate: float = 3e-4
+    """the learning rate of the optimizer"""
+    num_envs: int = 64
+    """the number of parallel environments"""
+    num_steps: int = 32
+    """the number of steps to run in each environment per rollout"""
+    anneal_lr: bool = True
+    """toggle learning rate annealing, linear over the iterations"""
+    gamma: float = 0.99
+    """the discount factor gamma"""
+    gae_lambda: float = 0.95
+    """the lambda for the generalized advantage estimation"""
+    num_minibatches: int = 32
+    """the number of mini-batches"""
+    update_epochs: int = 10
+    """the K epochs to update the policy"""
+    norm_adv: bool = True
+    """toggle advantage normalization, over the valid entries of each mini-batch"""
+    norm_obs: bool = True
+    """toggle observation normalization"""
+    norm_return: bool = True
+    """toggle return normalization: the critic predicts returns divided by their running standard deviation"""
+    recompute_advantage: bool = True
+    """toggle computing the advantages anew at each epoch, with the critic as it is by then"""
+    clip_coef: float = 0.2
+    """the surrogate clipping coefficient"""
+    clip_vloss: bool = False
+    """toggle a clipped loss for the value function, as per the paper"""
+    ent_coef: float = 0.0
+    """coefficient of the entropy"""
+    vf_coef: float = 0.25
+    """coefficient of the value function"""
+    max_grad_norm: float = 0.5
+    """the maximum norm for the gradient clipping"""
+    target_kl: float | None = None
+    """the KL divergence (mean of an epoch) above which an iteration's remaining epochs are skipped"""
+    eval_episodes: int = 10
+    """the number of episodes that evaluate the final agent"""
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        return self.total_timesteps // self.batch_size
+
+
+# copied from cleanrl_utils/errors.py
+def usage_error(message: str) -> NoReturn:
+    """A user's mistake: one line that says what is wrong and what to do, exit code 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_args(args: Args) -> None:
+    """Ends the program (see `usage_error`) if a value is out of range or the sizes don't fit together."""
+    at_least_one = "total_timesteps num_envs num_steps num_minibatches update_epochs eval_episodes".split()
+    above_zero = "learning_rate clip_coef max_grad_norm".split() + ["target_kl"] * (args.target_kl is not None)
+    in_range = {
+        **{name: (1, np.inf, "1 or more") for name in at_least_one},
+        **{name: (np.nextafter(0, 1), np.finfo(np.float32).max, "a number above 0") for name in above_zero},
+        **{name: (0, 1, "a number from 0 to 1") for name in ("gamma", "gae_lambda")},
+        **{name: (0, np.finfo(np.float32).max, "0 or more") for name in ("ent_coef", "vf_coef")},
+        "seed": (0, 2**32 - 1, "0 to 4294967295"),
+    }
+    for name, (low, high, allowed) in in_range.items():
+        if not low <= getattr(args, name) <= high:
+            usage_error(f"--{name.replace('_', '-')} {getattr(args, name)}: give {allowed}")
+    if not args.exp_name or args.exp_name != os.path.basename(args.exp_name) or args.exp_name.startswith("."):
+        usage_error(f"--exp-name {args.exp_name!r}: it names files, so give a name without '/'")
+    if args.batch_size % args.num_minibatches:
+        below = next(n for n in range(min(args.num_minibatches, args.batch_size), 0, -1) if args.batch_size % n == 0)
+        above = next((n for n in range(below + 1, args.batch_size + 1) if args.batch_size % n == 0), below)
+        usage_error(
+            f"--num-minibatches {args.num_minibatches} does not divide --num-envs x --num-steps = "
+            f"{args.num_envs} x {args.num_steps} = {args.batch_size}: the nearest that do are {below} and {above}"
+        )
+    if not args.save_model and (args.capture_video or args.upload_model):
+        usage_error("--capture-video and --upload-model need the saved model: leave out --no-save-model")
+    if args.total_timesteps < args.batch_size:
+        usage_error(
+            f"--total-timesteps {args.total_timesteps} is less than one rollout of --num-envs x --num-steps = "
+            f"{args.batch_size} steps: give {args.batch_size} or more"
+        )
+
+
+# ---------------------------------------------------------------- environment boundary
+@flax.struct.dataclass
+class TimeStep:
+    """What the environments return, shapes [num_envs, ...]; `reset` and `recv` return the same type."""
+
+    obs: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    info: dict[str, jax.Array]
+
+    @property
+    def done(self) -> jax.Array:
+        return self.terminated | self.truncated
+
+
+@flax.struct.dataclass
+class EnvWrapper:
+    """Three pure functions: each returns the wrapper (its state may have changed) and what it passes on.
+
+    Override the ones that change something. Statistics that belong to the trained agent go into a field
+    called `stats`: they are saved with the model.
+    """
+
+    def reset(self, timestep: TimeStep):
+        return self, timestep
+
+    def send(self, action: jax.Array):
+        return self, action
+
+    def recv(self, timestep: TimeStep):
+        return self, timestep
+
+
+@flax.struct.dataclass
+class VectorEnvWrapper:
+    """The environments as a pytree, as TrainState is for the agent: functions are static, state is leaves."""
+
+    handle: jax.Array  # EnvPool's token: threading it through send and recv orders them
+    wrappers: tuple[EnvWrapper, ...]  # listed from the environment outwards
+    envs: Any = flax.struct.field(pytree_node=False)  # EnvPool's object, kept alive for the compiled functions
+    send_fn: Callable = flax.struct.field(pytree_node=False)
+    recv_fn: Callable = flax.struct.field(pytree_node=False)
+
+    @property
+    def num_envs(self) -> int:
+        return len(self.envs.all_env_ids)
+
+    @property
+    def obs_dim(self) -> int:
+        return sum(int(np.prod(leaf.shape)) for leaf in space_leaves(self.envs.observation_space))
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return (self.num_envs, *self.envs.action_space.shape)
+
+    def reset(self):
+        """Starts new episodes everywhere; the wrappers keep their statistics. Not for use inside jit."""
+        obs, _ = self.envs.reset()
+        no, zero = jnp.zeros(self.num_envs, bool), jnp.zeros(self.num_envs)
+        timestep = TimeStep(flatten_obs(obs), reward=zero, terminated=no, truncated=no, info={})
+        wrappers = []
+        for wrapper in self.wrappers:
+            wrapper, timestep = wrapper.reset(timestep)
+            wrappers.append(wrapper)
+        return self.replace(wrappers=tuple(wrappers)), timestep
+
+    def step(self, action: jax.Array):
+        """Steps every environment. EnvPool resets a finished one in the step that follows, ignoring its action."""
+        wrappers = list(self.wrappers)
+        for i in reversed(range(len(wrappers))):  # the action travels inwards
+            wrappers[i], action = wrappers[i].send(action)
+        # EnvPool checks neither once compiled: another shape or type would be read as other numbers.
+        if action.shape != self.action_shape or action.dtype != jnp.float32:
+            raise ValueError(
+                f"actions are {action.dtype}{action.shape}, the environment takes float32{self.action_shape}"
+            )
+        with jax.enable_x64(True):  # MuJoCo's buffers are 64-bit: with 32-bit ones EnvPool overruns memory
+            action = action.astype(self.envs.action_space.dtype)
+            handle, (obs, reward, terminated, truncated, _) = self.recv_fn(self.send_fn(self.handle, action))
+            timestep = TimeStep(flatten_obs(obs), reward.astype(jnp.float32), terminated, truncated, info={})
+        for i in range(len(wrappers)):  # the observation travels outwards
+            wrappers[i], timestep = wrappers[i].recv(timestep)
+        return self.replace(handle=handle, wrappers=tuple(wrappers)), timestep
+
+
+def flatten_obs(obs) -> jax.Array:
+    """Dict observations become one float32 vector [num_envs, obs_dim], their entries in alphabetical order."""
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(obs)]
+    return jnp.concatenate([x.reshape(x.shape[0], -1).astype(jnp.float32) for x in leaves], axis=1)
+
+
+def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean over the leading axis of the entries of x, [n, ...], whose mask, [n], is 1; 0 if there are none."""
+    mask = mask.reshape(-1, *[1] * (x.ndim - 1))
+    return (x * mask).sum(0) / jnp.maximum(mask.sum(), 1.0)
+
+
+def masked_var(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Population variance over the leading axis, masked alike."""
+    return masked_mean((x - masked_mean(x, mask)) ** 2, mask)
+
+
+@flax.struct.dataclass
+class RunningMeanStd:
+    mean: jax.Array
+    var: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def create(cls, shape=()):
+        return cls(mean=jnp.zeros(shape), var=jnp.ones(shape), count=jnp.array(1e-4))
+
+    def update(self, batch: jax.Array, mask: jax.Array | None = None):
+        """Adds the entries of batch, [n, *shape], whose mask, [n], is 1.
+
+        https://en.wikipedia.org/wiki/Algorithms_for_calculating_variance#Parallel_algorithm
+        """
+        mask = jnp.ones(batch.shape[0]) if mask is None else mask.astype(jnp.float32)
+        count = self.count + mask.sum()
+        share = mask.sum() / count
+        delta = masked_mean(batch, mask) - self.mean
+        var = (1 - share) * self.var + share * masked_var(batch, mask) + share * (1 - share) * delta**2
+        return self.replace(mean=self.mean + share * delta, var=var, count=count)
+
+    @property
+    def std(self) -> jax.Array:
+        return jnp.sqrt(self.var + 1e-8)
+
+
+@flax.struct.dataclass
+class VectorEnvEpisodeStats(EnvWrapper):
+    """Raw return and length of the last finished episode, [num_envs], in `info`; nan before the first."""
+
+    returns: jax.Array
+    lengths: jax.Array
+    episodic_return: jax.Array
+    episodic_length: jax.Array
+    done: jax.Array  # True where the next step is EnvPool's reset step, which is not part of an episode
+
+    @classmethod
+    def create(cls, num_envs: int):
+        zeros, nans = jnp.zeros(num_envs), jnp.full(num_envs, jnp.nan)
+        return cls(zeros, zeros, nans, nans, jnp.zeros(num_envs, bool))
+
+    def reset(self, timestep):
+        zeros = jnp.zeros_like(self.returns)
+        return self.replace(returns=zeros, lengths=zeros, done=jnp.zeros_like(self.done)), timestep
+
+    def recv(self, timestep):
+        returns = jnp.where(self.done, 0.0, self.returns + timestep.reward)
+        lengths = jnp.where(self.done, 0.0, self.lengths + 1)
+        episodic_return = jnp.where(timestep.done, returns, self.episodic_return)
+        episodic_length = jnp.where(timestep.done, lengths, self.episodic_length)
+        info = {**timestep.info, "episodic_return": episodic_return, "episodic_length": episodic_length}
+        stats = VectorEnvEpisodeStats(returns, lengths, episodic_return, episodic_length, timestep.done)
+        return stats, timestep.replace(info=info)
+
+
+@flax.struct.dataclass
+class VectorEnvNormObs(EnvWrapper):
+    """Observations less their running mean, over their running standard deviation, clipped."""
+
+    stats: RunningMeanStd
+    training: bool = flax.struct.field(pytree_node=False, default=True)  # False freezes the statistics
+    clip: float = flax.struct.field(pytree_node=False, default=10.0)
+
+    def recv(self, timestep):
+        stats = self.stats.update(timestep.obs) if self.training else self.stats
+        obs = jnp.clip((timestep.obs - stats.mean) / stats.std, -self.clip, self.clip)
+        return self.replace(stats=stats), timestep.replace(obs=obs)
+
+    reset = recv
+
+
+@flax.struct.dataclass
+class VectorEnvClipAct(EnvWrapper):
+    """The policy's actions are clipped to [-1, 1] and rescaled to the bounds of the action space."""
+
+    low: jax.Array
+    high: jax.Array
+
+    def send(self, action):
+        return self, self.low + (jnp.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self.high - self.low)
+
+
+def check_env_id(env_id: str) -> None:
+    """Ends the program (see `usage_error`) unless env_id has a Box action space and vector observations."""
+    all_ids = envpool.list_all_envs()
+    if env_id not in all_ids:
+        close = difflib.get_close_matches(env_id, all_ids) or ["none that is close; envpool.list_all_envs() lists all"]
+        usage_error(f"--env-id {env_id}: EnvPool has no such environment; there is {', '.join(close)}")
+    try:
+        spec = envpool.make_spec(env_id)
+    except Exception as error:
+        usage_error(f"--env-id {env_id}: EnvPool can't make it: {' '.join(str(error).split())}")
+    action_space, obs_space = spec.gymnasium_action_space, spec.gymnasium_observation_space
+    if not isinstance(action_space, gym.spaces.Box):
+        usage_error(f"--env-id {env_id} takes {action_space} actions; this script needs a Box, and none serves it yet")
+    if not all(np.issubdtype(leaf.dtype, np.floating) and len(leaf.shape) < 3 for leaf in space_leaves(obs_space)):
+        usage_error(f"--env-id {env_id} returns pixels or integers; this script needs vectors, and none serves it yet")
+
+
+def space_leaves(space: gym.Space) -> list[gym.Space]:
+    """The spaces inside nested Dict spaces."""
+    if isinstance(space, gym.spaces.Dict):
+        return [leaf for entry in space.values() for leaf in space_leaves(entry)]
+    return [space]
+
+
+def make_env(args: Args, evaluation: bool = False) -> VectorEnvWrapper:
+    """The environments with their wrappers; call `reset` next.
+
+    For evaluation there are `args.eval_episodes` of them, seeded apart from training, with frozen statistics.
+    """
+    num_envs = args.eval_episodes if evaluation else args.num_envs
+    # EnvPool gives environment i the seed `seed + i`, so that seeds 1 and 2 would share all streams but one.
+    env_seeds = np.random.SeedSequence(args.seed, spawn_key=(int(evaluation),)).generate_state(num_envs) >> 1
+    envs = envpool.make(
+        args.env_id,
+        env_type="gymnasium",
+        num_envs=num_envs,
+        env_seed=env_seeds.tolist(),
+        render_mode="rgb_array" if evaluation and args.capture_video else None,
+    )
+    with jax.enable_x64(True):
+        handle, recv, send, _ = envs.xla()
+        state = jax.eval_shape(recv, handle)[1]
+        handle = jnp.asarray(handle)
+    obs_dtypes = {leaf.dtype for leaf in space_leaves(envs.observation_space)}
+    if {x.dtype for x in jax.tree.leaves(state[0])} != obs_dtypes or any(x.shape != (num_envs,) for x in state[1:4]):
+        raise ValueError(f"EnvPool's XLA interface returns {state[:4]}, not {num_envs} x {envs.observation_space}")
+
+    env = VectorEnvWrapper(handle, (), envs, send, recv)
+    low, high = (jnp.asarray(bound, jnp.float32) for bound in (envs.action_space.low, envs.action_space.high))
+    wrappers = [VectorEnvEpisodeStats.create(num_envs)]
+    if args.norm_obs:
+        wrappers.append(VectorEnvNormObs(RunningMeanStd.create(env.obs_dim), training=not evaluation))
+    wrappers.append(VectorEnvClipAct(low, high))
+    return env.replace(wrappers=tuple(wrappers))
+
+
+# ---------------------------------------------------------------- agent
+class MLP(nn.Module):
+    out_features: int
+    out_scale: float
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(2):
+            x = nn.tanh(nn.Dense(64, kernel_init=orthogonal(np.sqrt(2)), bias_init=constant(0.0))(x))
+        return nn.Dense(self.out_features, kernel_init=orthogonal(self.out_scale), bias_init=constant(0.0))(x)
+
+
+class Agent(nn.Module):
+    action_dim: int
+
+    @nn.compact
+    def __call__(self, obs):
+        """Mean [..., action_dim] and log standard deviation [action_dim] of the actions, value [...]."""
+        mean = MLP(self.action_dim, out_scale=0.01, name="actor")(obs)
+        log_std = self.param("log_std", constant(-0.5), (self.action_dim,))
+        value = MLP(1, out_scale=1.0, name="critic")(obs).squeeze(-1)
+        return mean, log_std, value
+
+
+def make_agent(args: Args, env: VectorEnvWrapper, key: jax.Array) -> TrainState:
+    agent = Agent(action_dim=int(np.prod(env.action_shape[1:])))
+    tx = optax.inject_hyperparams(
+        lambda learning_rate: optax.chain(
+            optax.clip_by_global_norm(args.max_grad_norm), optax.adam(learning_rate, eps=1e-5)
+        )
+    )(learning_rate=args.learning_rate)
+    return TrainState.create(apply_fn=agent.apply, params=agent.init(key, jnp.zeros(env.obs_dim)), tx=tx)
+
+
+def gaussian_log_prob(mean: jax.Array, log_std: jax.Array, action: jax.Array) -> jax.Array:
+    """Log-density of a diagonal Gaussian, [...] for means and actions [..., action_dim]."""
+    z = (action - mean) / jnp.exp(log_std)
+    return (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
+
+
+def get_action(agent: TrainState, obs: jax.Array, key: jax.Array, deterministic: bool = False):
+    """The policy, in the rollout and in evaluation: actions [num_envs, action_dim] and their log-probability."""
+    mean, log_std, _ = agent.apply_fn(agent.params, obs)
+    noise = 0.0 if deterministic else jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+    action = mean + noise
+    return action, gaussian_log_prob(mean, log_std, action)
+
+
+def get_value(agent: TrainState, obs: jax.Array) -> jax.Array:
+    """The critic's prediction, in units of the returns' running standard deviation."""
+    _, _, value = agent.apply_fn(agent.params, obs)
+    return value
+
+
+# ---------------------------------------------------------------- training state
+@flax.struct.dataclass
+class Transition:
+    """One step of every environment; a rollout stacks them to [num_steps, num_envs, ...]."""
+
+    obs: jax.Array
+    action: jax.Array  # before it was clipped
+    log_prob: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    valid: jax.Array  # 0 on EnvPool's reset step, where the action was ignored, else 1
+    info: dict[str, jax.Array]
+
+
+@flax.struct.dataclass
+class Targets:
+    """What the losses aim at, [num_steps, num_envs]; returns and values in the critic's units."""
+
+    advantage: jax.Array
+    returns: jax.Array
+    old_value: jax.Array  # before the first epoch
+
+
+@flax.struct.dataclass
+class Learner:
+    """What the epochs over one rollout change."""
+
+    agent: TrainState
+    return_stats: RunningMeanStd
+    targets: Targets
+    approx_kl: jax.Array  # mean over the last epoch
+
+
+@flax.struct.dataclass
+class RunnerState:
+    """Everything that changes during training."""
+
+    agent: TrainState
+    env: VectorEnvWrapper
+    timestep: TimeStep
+    return_stats: RunningMeanStd
+    iteration: jax.Array
+    key: jax.Array
+
+
+def init_state(args: Args, env: VectorEnvWrapper) -> RunnerState:
+    key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
+    env, timestep = env.reset()
+    agent = make_agent(args, env, agent_key)
+    state = RunnerState(agent, env, timestep, RunningMeanStd.create(), jnp.array(0), key)
+    # Copies, since a buffer can be donated but once; of explicit dtype, since a weak one would compile twice.
+    return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), state)
+
+
+# ---------------------------------------------------------------- algorithm
+def rollout(args: Args, state: RunnerState) -> tuple[RunnerState, Transition]:
+    def step(state, _):
+        key, action_key = jax.random.split(state.key)
+        action, log_prob = get_action(state.agent, state.timestep.obs, action_key)
+        env, timestep = state.env.step(action.reshape(state.env.action_shape))
+        transition = Transition(
+            obs=state.timestep.obs,
+            action=action,
+            log_prob=log_prob,
+            reward=timestep.reward,
+            terminated=timestep.terminated,
+            truncated=timestep.truncated,
+            valid=1.0 - state.timestep.done,
+            info=timestep.info,
+        )
+        return state.replace(env=env, timestep=timestep.replace(info={}), key=key), transition
+
+    return jax.lax.scan(step, state, None, length=args.num_steps)
+
+
+def compute_gae(rewards, values, last_value, terminated, truncated, gamma, gae_lambda):
+    """Advantages and returns, [num_steps, num_envs], by generalized advantage estimation (arXiv:1506.02438).
+
+    All inputs are [num_steps, num_envs] but last_value, [num_envs]. Where step t is done, the next value is that
+    of the terminal observation: truncation bootstraps from it, termination does not, and both end the trace.
+    """
+
+    def step(advantage, transition):
+        reward, value, next_value, terminated, truncated = transition
+        delta = reward + gamma * next_value * (1.0 - terminated) - value
+        advantage = delta + gamma * gae_lambda * (1.0 - (terminated | truncated)) * advantage
+        return advantage, advantage
+
+    next_values = jnp.concatenate([values[1:], last_value[None]])
+    transitions = (rewards, values, next_values, terminated, truncated)
+    _, advantages = jax.lax.scan(step, jnp.zeros_like(last_value), transitions, reverse=True)
+    return advantages, advantages + values
+
+
+def compute_targets(args, agent, return_stats, batch, last_obs):
+    """Advantages and scaled returns by the critic as it is now, and the statistics with these returns added.
+
+    The values are scaled to raw returns before GAE, and the statistics see raw returns (tianshou's scheme).
+    """
+    std = return_stats.std
+    values = get_value(agent, jnp.concatenate([batch.obs, last_obs[None]])) * std
+    advantages, returns = compute_gae(
+        batch.reward, values[:-1], values[-1], batch.terminated, batch.truncated, args.gamma, args.gae_lambda
+    )
+    if args.norm_return:
+        return_stats = return_stats.update(returns.reshape(-1), batch.valid.reshape(-1))
+    return Targets(advantages, returns / std, values[:-1] / std), return_stats
+
+
+def ppo_loss(params, apply_fn, args: Args, batch: Transition, targets: Targets):
+    """The loss of a minibatch [minibatch_size, ...], and what is logged of it. https://arxiv.org/abs/1707.06347"""
+    mean, log_std, value = apply_fn(params, batch.obs)
+    log_ratio = gaussian_log_prob(mean, log_std, batch.action) - batch.log_prob
+    ratio = jnp.exp(log_ratio)
+    mean_over_valid = partial(masked_mean, mask=batch.valid)
+
+    advantage = targets.advantage
+    if args.norm_adv:
+        std = jnp.sqrt(masked_var(advantage, batch.valid))
+        advantage = (advantage - mean_over_valid(advantage)) / (std + 1e-8)
+    clipped_ratio = jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -mean_over_valid(jnp.minimum(advantage * ratio, advantage * clipped_ratio))
+
+    value_error = (value - targets.returns) ** 2
+    if args.clip_vloss:
+        clipped_value = targets.old_value + jnp.clip(value - targets.old_value, -args.clip_coef, args.clip_coef)
+        value_error = jnp.maximum(value_error, (clipped_value - targets.returns) ** 2)
+    value_loss = 0.5 * mean_over_valid(value_error)
+
+    entropy = (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    return loss, {
+        "losses/loss": loss,
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": mean_over_valid(-log_ratio),
+        "losses/approx_kl": mean_over_valid(ratio - 1 - log_ratio),  # http://joschu.net/blog/kl-approx.html
+        "losses/clipfrac": mean_over_valid(1.0 * (jnp.abs(ratio - 1) > args.clip_coef)),
+    }
+
+
+def update_minibatch(args: Args, agent: TrainState, minibatch: tuple[Transition, Targets]):
+    grads, metrics = jax.grad(ppo_loss, has_aux=True)(agent.params, agent.apply_fn, args, *minibatch)
+    return agent.apply_gradients(grads=grads), metrics
+
+
+def update_epoch(args: Args, agent: TrainState, batch: Transition, targets: Targets, key: jax.Array):
+    """One pass over the rollout in shuffled minibatches."""
+    order = jax.random.permutation(key, args.batch_size).reshape(args.num_minibatches, -1)
+    data = jax.tree.map(lambda x: x.reshape(args.batch_size, *x.shape[2:]), (batch, targets))
+    minibatches = jax.tree.map(lambda x: x[order], data)
+    agent, metrics = jax.lax.scan(partial(update_minibatch, args), agent, minibatches)
+    return agent, jax.tree.map(jnp.mean, metrics)
+
+
+def update(args: Args, state: RunnerState, batch: Transition, key: jax.Array):
+    """Learns from a rollout in several epochs; returns the learner and the metrics (means over the minibatches)."""
+
+    def epoch(learner, key):
+        agent, metrics = update_epoch(args, learner.agent, batch.replace(info={}), learner.targets, key)
+        learner = learner.replace(agent=agent, approx_kl=metrics["losses/approx_kl"])
+        if args.recompute_advantage:
+            targets, return_stats = compute_targets(args, agent, learner.return_stats, batch, state.timestep.obs)
+            targets = targets.replace(old_value=first_targets.old_value)
+            learner = learner.replace(targets=targets, return_stats=return_stats)
+        return learner, (metrics, 1.0)
+
+    def epoch_unless_stopped(learner, key):
+        return jax.lax.cond(learner.approx_kl <= args.target_kl, epoch, skip_epoch, learner, key)
+
+    def skip_epoch(learner, key):
+        _, metrics_and_weight = jax.eval_shape(epoch, learner, key)
+        return learner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics_and_weight)
+
+    first_targets, return_stats = compute_targets(args, state.agent, state.return_stats, batch, state.timestep.obs)
+    learner = Learner(state.agent, return_stats, first_targets, approx_kl=jnp.zeros(()))
+    learner, (metrics, weight) = jax.lax.scan(
+        epoch if args.target_kl is None else epoch_unless_stopped, learner, jax.random.split(key, args.update_epochs)
+    )
+    metrics = {name: masked_mean(values, weight) for name, values in metrics.items()}
+    valid, returns, values = (x.reshape(-1) for x in (batch.valid, first_targets.returns, first_targets.old_value))
+    metrics["losses/explained_variance"] = 1.0 - masked_var(returns - values, valid) / masked_var(returns, valid)
+    return learner, metrics
+
+
+def episode_metrics(batch: Transition) -> dict[str, jax.Array]:
+    """Raw returns and lengths, nan where there is nothing to average over."""
+    ended = batch.terminated | batch.truncated
+    returns, lengths = batch.info["episodic_return"], batch.info["episodic_length"]
+    return {
+        "charts/episodes": ended.sum(),
+        "charts/episodic_return": jnp.mean(returns, where=ended),
+        "charts/episodic_length": jnp.mean(lengths, where=ended),
+        "charts/avg_episodic_return": jnp.nanmean(returns[-1]),
+        "charts/avg_episodic_length": jnp.nanmean(lengths[-1]),
+    }
+
+
+@partial(jax.jit, static_argnames="args", donate_argnames="state")
+def train_iteration(args: Args, state: RunnerState) -> tuple[RunnerState, dict[str, jax.Array]]:
+    remaining = 1.0 - state.iteration / args.num_iterations
+    learning_rate = args.learning_rate * remaining if args.anneal_lr else jnp.array(args.learning_rate)
+    opt_state = state.agent.opt_state._replace(hyperparams={"learning_rate": learning_rate})
+    state = state.replace(agent=state.agent.replace(opt_state=opt_state))
+
+    state, batch = rollout(args, state)
+    key, update_key = jax.random.split(state.key)
+    learner, metrics = update(args, state, batch, update_key)
+    metrics = {"charts/learning_rate": learning_rate, **episode_metrics(batch), **metrics}
+    iteration = state.iteration + 1
+    return state.replace(agent=learner.agent, return_stats=learner.return_stats, iteration=iteration, key=key), metrics
+
+
+# ---------------------------------------------------------------- run
+def make_run_dir(args: Args) -> str:
+    start_time = int(time.time())
+    while True:
+        run_dir = f"runs/{args.env_id.replace('/', '-')}__{args.exp_name}__{args.seed}__{start_time}"
+        try:
+            os.makedirs(run_dir)
+            return run_dir
+        except OSError as error:
+            if not os.path.isdir(run_dir):
+                usage_error(f"can't write to {os.path.abspath('runs')}: {error.strerror}")
+            start_time += 1  # a run of the same name started in this second
+
+
+# copied from cleanrl_utils/files.py
+def write_file(path: str, data: bytes) -> None:
+    """The file at `path` is always whole: a crash leaves what was there before."""
+    with open(path + ".tmp", "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + ".tmp", path)
+
+
+def save_model(path: str, args: Args, state: RunnerState) -> None:
+    """Arguments, parameters and wrapper statistics as msgpack: data with names, nothing executable."""
+    model = {
+        "script": os.path.basename(__file__)[: -len(".py")],
+        "args": asdict(args),
+        "params": state.agent.params,
+        "wrappers": {type(w).__name__: w.stats for w in state.env.wrappers if hasattr(w, "stats")},
+        "versions": {package: version(package) for package in ("envpool", "flax", "jax", "numpy")},
+    }
+    write_file(path, flax.serialization.to_bytes(model))
+
+
+@contextmanager
+def stop_signals():
+    """Collects Ctrl-C and SIGTERM, so that training can end after its current iteration."""
+    received = []
+
+    def receive(signum, _):
+        received.append(signum)
+        signal.signal(signum, signal.SIG_DFL)
+        print("\nstopping after this iteration; the same signal again ends the program at once", file=sys.stderr)
+
+    previous = {signum: signal.signal(signum, receive) for signum in (signal.SIGINT, signal.SIGTERM)}
+    yield received
+    for signum, handler in previous.items():
+        signal.signal(signum, handler)
+
+
+class Progress:
+    """One live line on a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, args: Args, seconds_between_lines: float = 10.0):
+        self.live = sys.stderr.isatty()
+        self.seconds_between_lines = seconds_between_lines
+        self.last_line_time = 0.0
+        self.bar = tqdm(
+            total=args.num_iterations * args.batch_size,
+            disable=not args.progress,
+            file=sys.stderr if self.live else open(os.devnull, "w"),
+            unit="step",
+            unit_scale=True,
+            dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+        )
+
+    def update(self, args: Args, metrics: dict[str, Any]) -> None:
+        if self.bar.disable:
+            return
+        episodic_return, length = metrics["charts/avg_episodic_return"], metrics["charts/avg_episodic_length"]
+        if np.isfinite(length):  # nan until an episode has ended
+            self.bar.set_postfix_str(f"return {episodic_return:.1f}, length {length:.0f}", refresh=False)
+        self.bar.update(args.batch_size)
+        finished = self.bar.n == self.bar.total
+        if not self.live and (finished or time.time() - self.last_line_time > self.seconds_between_lines):
+            self.last_line_time = time.time()
+            print(self.bar, file=sys.stderr)
+
+    def close(self):
+        self.bar.close()
+
+
+def start_logging(args: Args, run_dir: str) -> SummaryWriter:
+    if args.track:
+        import wandb
+
+        wandb.init(
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            sync_tensorboard=True,
+            config=asdict(args),
+            name=os.path.basename(run_dir),
+            save_code=True,
+        )
+    write_file(f"{run_dir}/args.json", json.dumps(asdict(args), indent=2).encode())
+    writer = SummaryWriter(run_dir)
+    rows = "".join(f"|{name}|{value}|\n" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+    return writer
+
+
+def log(writer: SummaryWriter, metrics: dict[str, Any], global_step: int) -> None:
+    for name, value in metrics.items():
+        if not (name.startswith("charts/") and np.isnan(value)):  # nan: there was no episode to average over
+            writer.add_scalar(name, value, global_step)
+
+
+def evaluate_model(args: Args, run_dir: str, model_path: str) -> dict[str, Any]:
+    from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
+
+    video_path = f"{run_dir}/videos/{args.exp_name}.mp4" if args.capture_video else None
+    returns, lengths = evaluate(model_path, sys.modules[__name__], video_path=video_path)
+    print(f"  evaluation  return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f} ", end="")
+    print(f"({args.eval_episodes} episodes, deterministic actions)")
+    if args.upload_model:
+        from cleanrl_utils.huggingface import push_to_hub
+
+        push_to_hub(run_dir, returns, args.hf_entity)
+    return {"eval/episodic_return": returns.mean(), "eval/episodic_length": lengths.mean()}
+
+
+def main(args: Args) -> None:
+    check_args(args)
+    check_env_id(args.env_id)
+    env = make_env(args)
+    run_dir = make_run_dir(args)
+    writer = start_logging(args, run_dir)
+    state = init_state(args, env)
+    progress = Progress(args)
+    start_time = time.time()
+    with stop_signals() as stop_signals_received:
+        for iteration in range(1, args.num_iterations + 1):
+            iteration_start_time = time.time()
+            state, metrics = train_iteration(args, state)
+            metrics = jax.device_get(metrics)  # the one wait for the device
+            global_step = iteration * args.batch_size
+            metrics["charts/SPS"] = global_step / (time.time() - start_time)
+            metrics["charts/SPS_update"] = args.batch_size / (time.time() - iteration_start_time)
+            log(writer, metrics, global_step)
+            progress.update(args, metrics)
+            if stop_signals_received:
+                break
+    progress.close()
+
+    print(f"\n{args.env_id}: {global_step:,} steps, {metrics['charts/SPS']:,.0f} per second")
+    print(f"  curves      {run_dir}")
+    if args.save_model:
+        model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
+        save_model(model_path, args, state)
+        print(f"  model       {model_path}")
+        if not stop_signals_received:
+            log(writer, evaluate_model(args, run_dir, model_path), global_step)
+    writer.close()
+    if stop_signals_received:
+        sys.exit(128 + stop_signals_received[0])
+    uv_run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
+    print("next:")
+    print(f"  {uv_run}tensorboard --logdir runs")
+    if args.save_model:
+        print(f"  {uv_run}python -m cleanrl_utils.enjoy --exp-name {args.exp_name} --env-id {args.env_id}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,704 @@
+"""Tables, learning curves and a regression check from the runs on this machine.
+
+    python -m cleanrl_utils.report --runs runs --output docs/benchmark/ppo --references benchmark/references.csv
+    python -m cleanrl_utils.report --runs runs --check benchmark/regression.csv
+
+The first writes ppo.md (table), ppo.png and ppo.svg (curves) and ppo.csv (their data); the second exits with 1 if a
+return has fallen below its minimum. A run counts once it has finished; of two that differ in nothing, the newer does.
+"""
+
+import csv
+import glob
+import io
+import json
+import logging
+import math
+import os
+import shlex
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
+
+import msgpack
+import numpy as np
+import tyro
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cleanrl_utils.errors import usage_error
+from cleanrl_utils.files import write_file
+
+NUM_EPISODES = 100  # a run's training return is the mean of so many, its last ones
+CURVE_ROWS = 100  # of each run, in the csv file
+OUTPUT_ENDINGS = (".md", ".png", ".svg", ".csv")
+
+
+@dataclass(frozen=True)
+class Args:
+    runs: tuple[str, ...] = ("runs",)
+    """folders of runs (or single runs)"""
+    exp_names: tuple[str, ...] = ()
+    """only these experiments; none named: all"""
+    env_ids: tuple[str, ...] = ()
+    """only these environments, in this order; none named: all, by name"""
+    output: str | None = None
+    """where to write NAME.md, NAME.png, NAME.svg and NAME.csv, without an ending; not given: the table is printed"""
+    references: str | None = None
+    """published results to compare with: a csv file of env_id,source,budget,mean,std,note"""
+    check: str | None = None
+    """minimal returns: a csv file of env_id,exp_name,total_timesteps,minimum,source; exit code 1 below one of them"""
+    log_folder: str = "logs"
+    """the benchmark's `--log-folder`, which tells the commits of the runs, if there is one"""
+    openrlbenchmark_store: str | None = None
+    """the `openrlbenchmark/dataset` folder in which to write the runs for `openrlbenchmark.rlops --offline`"""
+    wandb_entity: str = "local"
+    """openrlbenchmark's `we`: the first folder in its store"""
+    wandb_project_name: str = "cleanRL"
+    """openrlbenchmark's `wpn`: the second folder in its store"""
+
+
+# ---------------------------------------------------------------- runs
+@dataclass(frozen=True)
+class Run:
+    path: str
+    config: dict
+    start_time: float
+    scalars: dict[str, dict[int, float]]  # tag -> global step -> value
+    wall_times: dict[int, float]  # global step -> seconds since the start
+    versions: dict[str, str]  # of the packages that trained it, empty if it kept no model
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(os.path.abspath(self.path))
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        return tuple(self.config[name] for name in ("exp_name", "env_id", "total_timesteps", "seed"))
+
+    @property
+    def seed(self) -> int:
+        return self.config["seed"]
+
+    @property
+    def num_episodes(self) -> int:
+        return round(sum(self.scalars["charts/episodes"].values()))
+
+    @property
+    def training_return(self) -> float:
+        return last_episodes_mean(self.scalars["charts/episodes"], self.scalars["charts/episodic_return"], NUM_EPISODES)
+
+    @property
+    def evaluation_return(self) -> float:
+        """nan if the run was not evaluated."""
+        return last_value(self.scalars.get("eval/episodic_return", {}))
+
+    @property
+    def steps_per_second(self) -> float:
+        return last_value(self.scalars.get("charts/SPS", {}))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The seeds of one experiment in one environment with one budget: a row of the table, a line of the figure."""
+
+    exp_name: str
+    env_id: str
+    total_timesteps: int
+    runs: tuple[Run, ...]
+
+    @property
+    def training_returns(self) -> np.ndarray:
+        return np.array([run.training_return for run in self.runs])
+
+    @property
+    def evaluation_returns(self) -> np.ndarray:
+        return np.array([run.evaluation_return for run in self.runs])
+
+
+class LeftOut(Exception):
+    """Why a folder is not in the report."""
+
+
+def last_value(values: dict[int, float]) -> float:
+    return values[max(values)] if values else math.nan
+
+
+def last_episodes_mean(counts: dict[int, float], means: dict[int, float], num_episodes: int) -> float:
+    """Mean return of the last num_episodes, from each step's number of episodes and their mean (fewer: of all).
+
+    The oldest step needed counts only in part, by its mean: which of its episodes ended last was not recorded.
+    """
+    total, counted = 0.0, 0.0
+    for step in sorted(means, reverse=True):
+        count = min(counts.get(step, 0.0), num_episodes - counted)
+        total += count * means[step]
+        counted += count
+    return total / counted if counted else math.nan
+
+
+def find_runs(folders: tuple[str, ...]) -> list[str]:
+    """The folders' subfolders, and those folders that are runs themselves, each once."""
+    found = {}
+    for folder in folders:
+        if not os.path.isdir(folder):
+            usage_error(f"no folder {folder}: give the one that holds the runs, e.g. --runs runs")
+        is_run = os.path.exists(os.path.join(folder, "args.json"))
+        for path in [folder] if is_run else sorted(entry.path for entry in os.scandir(folder) if entry.is_dir()):
+            found[os.path.realpath(path)] = path
+    return list(found.values())
+
+
+def read_json(path: str) -> dict:
+    try:
+        with open(path, encoding="utf-8") as f:
+            content = json.load(f)
+    except (OSError, ValueError) as error:
+        raise LeftOut(f"{os.path.basename(path)} can't be read ({error.__class__.__name__})") from error
+    if not isinstance(content, dict):
+        raise LeftOut(f"{os.path.basename(path)} holds no names and values")
+    return content
+
+
+def read_config(path: str) -> dict:
+    config = read_json(os.path.join(path, "args.json"))
+    for name, kind in {"env_id": str, "exp_name": str, "seed": int, "total_timesteps": int}.items():
+        if not isinstance(config.get(name), kind):
+            raise LeftOut(f"args.json has no {name}")
+    return config
+
+
+def read_run(path: str, config: dict) -> Run:
+    """The run in a folder; raises LeftOut if it is damaged or has not finished."""
+    logging.getLogger("tensorboard").setLevel(logging.CRITICAL)  # it warns of a damaged record; so do we, in one line
+    events = EventAccumulator(path, size_guidance={"scalars": 0, "tensors": 1, "images": 1})
+    try:
+        events.Reload()
+    except Exception as error:  # a damaged file can fail anywhere in the protobuf parser
+        raise LeftOut(f"its event file can't be read ({error.__class__.__name__})") from error
+    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    if "charts/episodes" not in scalars:
+        raise LeftOut("no charts/episodes in its event files")
+    # The steps of a last, incomplete iteration are never taken: finished means that no further one would fit.
+    steps = sorted(scalars["charts/episodes"])
+    if steps[-1] + min(np.diff([0, *steps])) <= config["total_timesteps"]:
+        raise LeftOut(f"unfinished or damaged: ends at step {steps[-1]:,} of {config['total_timesteps']:,}")
+    for tag in ("charts/episodic_return", "charts/avg_episodic_return"):
+        if tag not in scalars:
+            raise LeftOut(f"no {tag} in its event files: no episode ended")
+    start_time = events.FirstEventTimestamp()
+    return Run(
+        path=path,
+        config=config,
+        start_time=start_time,
+        scalars=scalars,
+        wall_times={e.step: e.wall_time - start_time for e in events.Scalars("charts/episodes")},
+        versions=read_versions(os.path.join(path, f"{config['exp_name']}.cleanrl_model")),
+    )
+
+
+def read_versions(model_path: str) -> dict[str, str]:
+    """The package versions that a saved model names (its arrays stay undecoded bytes)."""
+    try:
+        with open(model_path, "rb") as f:
+            return {str(name): str(version) for name, version in msgpack.unpackb(f.read())["versions"].items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return {}
+
+
+def read_commits(log_folder: str) -> dict[str, str]:
+    """The commit of each run, by the run's name, from the records that cleanrl_utils.benchmark keeps, if any."""
+    commits = {}
+    for path in glob.glob(os.path.join(glob.escape(log_folder), "*.json")):
+        with suppress(LeftOut):
+            record = read_json(path)
+            if record.get("run_dir") and record.get("git_describe"):
+                commits[os.path.basename(record["run_dir"])] = record["git_describe"]
+    return commits
+
+
+def read_runs(args: Args) -> tuple[list[Run], list[str]]:
+    """The finished runs that were asked for, and a line about each that is left out."""
+    runs, lines = {}, []
+    for path in find_runs(args.runs):
+        try:
+            config = read_config(path)
+            if args.exp_names and config["exp_name"] not in args.exp_names:
+                continue
+            if args.env_ids and config["env_id"] not in args.env_ids:
+                continue
+            run = read_run(path, config)
+        except LeftOut as reason:
+            lines.append(f"left out {path}: {reason}")
+            continue
+        if run.key in runs:
+            older, run = sorted((runs[run.key], run), key=lambda run: run.start_time)
+            lines.append(f"left out {older.path}: the same was run again in {run.path}")
+        runs[run.key] = run
+    return list(runs.values()), lines
+
+
+def group_runs(runs: list[Run], env_ids: tuple[str, ...]) -> list[Group]:
+    """By environment (in the order of env_ids, if given), experiment and budget; seeds in order."""
+
+    def order(key):
+        exp_name, env_id, total_timesteps = key
+        return env_ids.index(env_id) if env_ids else 0, env_id, exp_name, total_timesteps
+
+    members = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        members.setdefault(run.key[:3], []).append(run)
+    return [Group(*key, runs=tuple(members[key])) for key in sorted(members, key=order)]
+
+
+# ---------------------------------------------------------------- references and minima
+@dataclass(frozen=True)
+class Reference:
+    env_id: str
+    source: str
+    total_timesteps: int
+    mean: float
+    std: float  # nan if not published
+    note: str
+
+
+@dataclass(frozen=True)
+class Minimum:
+    env_id: str
+    exp_name: str
+    total_timesteps: int
+    minimum: float
+    source: str
+
+
+def parse_budget(text: str) -> int:
+    """1M, 1.5M, 500k or a plain number of steps."""
+    unit = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper(), 1)
+    return round(float(text.replace("_", "") if unit == 1 else text[:-1]) * unit)
+
+
+def read_csv(path: str, columns: dict[str, Callable]) -> list[list]:
+    """The rows' values of these columns, each converted by its function."""
+    try:
+        with open(path, newline="", encoding="utf-8") as f:
+            reader = csv.DictReader(f)
+            lines = [(reader.line_num, line) for line in reader]
+    except (OSError, ValueError, csv.Error) as error:
+        usage_error(f"can't read {path}: {getattr(error, 'strerror', None) or 'not a csv file'}")
+    missing = [name for name in columns if name not in (reader.fieldnames or [])]
+    if missing:
+        usage_error(f"{path}: its first line lacks {', '.join(missing)}; it should read {','.join(columns)}")
+    rows = []
+    for line_number, line in lines:
+        row = []
+        for name, convert in columns.items():
+            text = (line[name] or "").strip()
+            try:
+                row.append(convert(text))
+            except (ValueError, OverflowError):
+                usage_error(f"{path}, line {line_number}: {name} is {text!r}, which is not a number")
+        rows.append(row)
+    return rows
+
+
+def read_references(path: str) -> list[Reference]:
+    def optional(text):
+        return float(text) if text else math.nan
+
+    columns = {"env_id": str, "source": str, "budget": parse_budget, "mean": float, "std": optional, "note": str}
+    return [Reference(*row) for row in read_csv(path, columns)]
+
+
+def read_minima(path: str) -> list[Minimum]:
+    columns = {"env_id": str, "exp_name": str, "total_timesteps": parse_budget, "minimum": float, "source": str}
+    return [Minimum(*row) for row in read_csv(path, columns)]
+
+
+def check_minima(minima: list[Minimum], groups: list[Group]) -> tuple[str, bool]:
+    """The regression check as a Markdown table, and whether all is well. A group that is missing is not."""
+    by_key = {(group.env_id, group.exp_name, group.total_timesteps): group for group in groups}
+    rows, all_pass = [], True
+    for minimum in minima:
+        group = by_key.get((minimum.env_id, minimum.exp_name, minimum.total_timesteps))
+        passed = group is not None and bool(group.training_returns.mean() >= minimum.minimum)
+        all_pass = all_pass and passed
+        rows.append(
+            [
+                minimum.env_id,
+                f"`{minimum.exp_name}`",
+                format_steps(minimum.total_timesteps),
+                "-" if group is None else len(group.runs),
+                "-" if group is None else format_returns(group.training_returns),
+                format_number(minimum.minimum),
+                "pass" if passed else "**FAIL**: no finished run" if group is None else "**FAIL**",
+                minimum.source,
+            ]
+        )
+    header = ["Environment", "Experiment", "Steps", "Seeds", "Training return", "Minimum", "Result", "Source"]
+    return markdown_table(header, rows), all_pass
+
+
+# ---------------------------------------------------------------- Markdown
+def decimals(size: float) -> int:
+    return 0 if abs(size) >= 100 else 1 if abs(size) >= 10 else 2
+
+
+def format_number(x: float, like: float | None = None) -> str:
+    """With as many decimals as suit the size of `like` (default: of x itself)."""
+    return "-" if math.isnan(x) else f"{x:,.{decimals(x if like is None else like)}f}"
+
+
+def format_mean_std(mean: float, std: float) -> str:
+    return format_number(mean) + ("" if math.isnan(std) else f" ± {format_number(std, like=mean)}")
+
+
+def format_returns(values: np.ndarray) -> str:
+    """Mean and sample standard deviation over the seeds that have a value, and how many if some have none."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return "-"
+    std = known.std(ddof=1) if len(known) > 1 else math.nan
+    return format_mean_std(known.mean(), std) + (
+        f" ({len(known)} of {len(values)})" if len(known) < len(values) else ""
+    )
+
+
+def format_steps(steps: int) -> str:
+    for unit, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if steps >= unit and steps % (unit // 10) == 0:
+            return f"{steps / unit:g}{suffix}"
+    return f"{steps:,}"
+
+
+def markdown_table(header: list[str], rows: list[list]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def distinct(values) -> list:
+    return list(dict.fromkeys(values))
+
+
+def matching(references: list[Reference], group: Group) -> dict[str, Reference]:
+    """By source."""
+    key = (group.env_id, group.total_timesteps)
+    return {ref.source: ref for ref in references if (ref.env_id, ref.total_timesteps) == key}
+
+
+def matching_sources(references: list[Reference], groups: list[Group]) -> list[str]:
+    """Those that have a result to show, in the file's order."""
+    shown = {source for group in groups for source in matching(references, group)}
+    return [source for source in distinct(ref.source for ref in references) if source in shown]
+
+
+def results_table(groups: list[Group], references: list[Reference]) -> str:
+    sources = matching_sources(references, groups)
+    several = len({group.exp_name for group in groups}) > 1
+    header = ["Environment", *(["Experiment"] if several else []), "Steps", "Seeds"]
+    header += ["Training return", "Each seed", "Evaluation return", "Steps/s", *sources]
+    rows = []
+    for group in groups:
+        mean = group.training_returns.mean()
+        found = matching(references, group)
+        rows.append(
+            [
+                group.env_id,
+                *([f"`{group.exp_name}`"] if several else []),
+                format_steps(group.total_timesteps),
+                f"{len(group.runs)} ({', '.join(str(run.seed) for run in group.runs)})",
+                format_returns(group.training_returns),
+                "; ".join(format_number(value, like=mean) for value in group.training_returns),
+                format_returns(group.evaluation_returns),
+                format_number(np.mean([run.steps_per_second for run in group.runs]), like=math.inf),
+                *(
+                    f"{format_mean_std(ref.mean, ref.std)} ({mean - ref.mean:+,.{decimals(ref.mean)}f})" if ref else "-"
+                    for ref in (found.get(source) for source in sources)
+                ),
+            ]
+        )
+    return markdown_table(header, rows)
+
+
+def command_line(args: Args) -> str:
+    """The command that gives these arguments."""
+    words = ["python", "-m", "cleanrl_utils.report"]
+    for field in fields(args):
+        value = getattr(args, field.name)
+        if field.default is MISSING or value != field.default:
+            words += ["--" + field.name.replace("_", "-"), *(value if isinstance(value, tuple) else (value,))]
+    return shlex.join(words)
+
+
+def current_commit() -> str:
+    command = ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "--short", "--verify", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def report_header(args: Args, groups: list[Group], references: list[Reference]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    lines = ["Generated by", "", "```bash", command_line(args), "```", ""]
+    for exp_name in distinct(group.exp_name for group in groups):
+        own = [group for group in groups if group.exp_name == exp_name]
+        steps = " and ".join(format_steps(n) for n in sorted({group.total_timesteps for group in own}))
+        seeds = ", ".join(map(str, sorted({run.seed for group in own for run in group.runs})))
+        lines.append(f"- **Experiment**: `{exp_name}`, {steps} steps, seeds {seeds}.")
+    lines.append(
+        f"- **Training return**: raw return of the stochastic policy while it learns: the mean over seeds of the mean "
+        f"of each run's last {NUM_EPISODES} episodes, ± the sample standard deviation over seeds (ddof = 1)."
+    )
+    short = [
+        f"{g.env_id} seed {r.seed} ({r.num_episodes})" for g in groups for r in g.runs if r.num_episodes < NUM_EPISODES
+    ]
+    if short:
+        lines.append(
+            f"- **Fewer than {NUM_EPISODES} episodes ended in**: {', '.join(short)}: the mean is of all of them."
+        )
+    evaluated = [run for run in runs if not math.isnan(run.evaluation_return)]
+    episodes = distinct(run.config.get("eval_episodes", "?") for run in evaluated)
+    lines.append(
+        f"- **Evaluation return**: raw return of deterministic actions after training, with frozen statistics: the "
+        f"mean over seeds of each run's mean of {' or '.join(map(str, episodes))} episodes, ± the same deviation."
+        if evaluated
+        else "- **Evaluation return**: these runs were not evaluated."
+    )
+    lines.append("- **Steps/s**: environment steps per second over a whole run, compilation included; mean over seeds.")
+    sources = matching_sources(references, groups)
+    if sources:
+        lines.append(
+            "- **References**: published mean ± spread at the same budget, in brackets our training return minus it."
+        )
+    for source in sources:
+        notes = {}
+        for ref in references:
+            if ref.source == source and ref.note:
+                notes.setdefault(ref.note, []).append(ref.env_id)
+        if notes:
+            text = "; ".join(f"{note} ({', '.join(distinct(env_ids))})" for note, env_ids in notes.items())
+            lines.append(f"    - {source}: {text}.")
+    packages = sorted({name for run in runs for name in run.versions})
+    versions = ", ".join(
+        f"{name} {' and '.join(sorted({run.versions[name] for run in runs if name in run.versions}))}"
+        for name in packages
+    )
+    lines.append(f"- **Versions**: {versions or 'not recorded'}.")
+    recorded = read_commits(args.log_folder)
+    commits = ", ".join(sorted({recorded[run.name] for run in runs if run.name in recorded}))
+    lines.append(
+        f"- **Commit**: of the runs {commits or 'not recorded'}; of this report {current_commit() or 'unknown'}."
+    )
+    return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------- curves
+def draw_curves(groups: list[Group], references: list[Reference]) -> Figure:
+    """One panel per environment: mean over seeds, band from the lowest to the highest seed, references dashed."""
+    env_ids = distinct(group.env_id for group in groups)
+    several_budgets = len({group.total_timesteps for group in groups}) > 1
+    labels = distinct((group.exp_name, group.total_timesteps) for group in groups)
+    sources = matching_sources(references, groups)
+    ncols = min(3, len(env_ids))
+    nrows = math.ceil(len(env_ids) / ncols)
+    height = 2.7 * nrows + 0.2 * math.ceil((len(labels) + len(sources)) / ncols)
+    figure = Figure(figsize=(max(3.4 * ncols, 4.6), height), dpi=150)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots(nrows, ncols, squeeze=False).flatten()
+    handles = {}
+    for ax, env_id in zip(axes, env_ids, strict=False):
+        ax.set_title(env_id, fontsize=11)
+        for group in (group for group in groups if group.env_id == env_id):
+            index = labels.index((group.exp_name, group.total_timesteps))
+            label = group.exp_name + (f", {format_steps(group.total_timesteps)}" if several_budgets else "")
+            steps, values = seed_curves(group)
+            (handles[label],) = ax.plot(steps, values.mean(0), color=f"C{index}", linewidth=1.6)
+            ax.fill_between(steps, values.min(0), values.max(0), color=f"C{index}", alpha=0.25, linewidth=0)
+            for source, ref in matching(references, group).items():
+                index = sources.index(source)
+                dashes = (0, (6 - index % 3 * 2, 2))
+                (handles[source],) = ax.plot(
+                    [0, ref.total_timesteps],
+                    [ref.mean, ref.mean],
+                    color=f"C{9 - index % 10}",
+                    ls=dashes,
+                    lw=1.2,
+                    zorder=1,
+                )
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        ax.set_xlim(left=0)
+        ax.set_xlabel("environment steps")
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax in axes[::ncols]:
+        ax.set_ylabel("episodic return")
+    for ax in axes[len(env_ids) :]:
+        ax.remove()
+    order = [label for label in handles if label not in sources] + sources
+    lines = [handles[label] for label in order]
+    figure.legend(lines, order, loc="outside lower center", ncols=ncols, frameon=False, fontsize=10)
+    return figure
+
+
+def seed_curves(group: Group, num_points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, [num_points], where every seed has a value, and the seeds' curves there, [num_seeds, num_points]."""
+    curves = [sorted(run.scalars["charts/avg_episodic_return"].items()) for run in group.runs]
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    steps = np.linspace(first, last, num_points)
+    return steps, np.array([np.interp(steps, *zip(*curve, strict=True)) for curve in curves])
+
+
+def figure_bytes(figure: Figure, file_format: str) -> bytes:
+    """The same picture gives the same bytes: no date, no random ids."""
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "cleanrl"}):
+        figure.savefig(buffer, format=file_format, metadata={"Date": None} if file_format == "svg" else None)
+    return buffer.getvalue()
+
+
+def curve_rows(run: Run) -> list[list]:
+    """Global step, average of the environments' last episodes there, mean of the episodes since the row before."""
+    counts, means, averages = (
+        run.scalars[f"charts/{name}"] for name in ("episodes", "episodic_return", "avg_episodic_return")
+    )
+    rows = []
+    steps = np.array(sorted(counts))
+    for window in np.array_split(steps, min(CURVE_ROWS, len(steps))):
+        episodic_return = last_episodes_mean(counts, {s: means[s] for s in window.tolist() if s in means}, math.inf)
+        values = averages.get(int(window[-1]), math.nan), episodic_return
+        rows.append([int(window[-1]), *("" if math.isnan(value) else f"{value:.6g}" for value in values)])
+    return rows
+
+
+def curves_csv(groups: list[Group]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    columns = "exp_name,env_id,total_timesteps,seed,global_step,avg_episodic_return,episodic_return"
+    writer.writerow(columns.split(","))
+    for group in groups:
+        for run in group.runs:
+            writer.writerows([*run.key, *row] for row in curve_rows(run))
+    return buffer.getvalue()
+
+
+# ---------------------------------------------------------------- openrlbenchmark
+def write_openrlbenchmark_store(folder: str, entity: str, project: str, runs: list[Run]) -> None:
+    """What `openrlbenchmark.rlops --offline --scan-history` reads: its offline_db.py and cache.py, version 0.3.1.
+
+    Every run has its budget as a tag, e.g. `?tag=1M`, as rlops knows no other way to tell two budgets apart.
+    """
+    store = os.path.join(folder, entity, project)
+    os.makedirs(store, exist_ok=True)
+    rows, tags = [], {}
+    for run in runs:
+        tag = format_steps(run.config["total_timesteps"])
+        tags.setdefault(tag, []).append(run.name)
+        attributes = {
+            "id": run.name,
+            "name": run.name,
+            "state": "finished",
+            "url": run.name,
+            "path": [entity, project, run.name],
+            "project": project,
+            "entity": entity,
+            "config": run.config,
+        }
+        rows.append([*(json.dumps(x) if isinstance(x, list | dict) else x for x in attributes.values()), entity])
+        os.makedirs(os.path.join(store, run.name), exist_ok=True)
+        write_file(os.path.join(store, run.name, "run_df.csv"), history_csv(run).encode())
+        attributes |= {"tags": [tag], "user": {"username": entity, "name": entity}}
+        write_file(os.path.join(store, run.name, "run.json"), json.dumps(attributes).encode())
+
+    database = sqlite3.connect(":memory:")
+    text = "VARCHAR(255) NOT NULL"
+    database.execute(
+        f"CREATE TABLE offlinerun (id {text}, name {text}, state {text}, url {text}, path TEXT NOT NULL, "
+        f"project {text}, entity {text}, config TEXT NOT NULL, username {text})"
+    )
+    database.execute(f"CREATE TABLE tag (id INTEGER NOT NULL PRIMARY KEY, name {text})")
+    database.execute(
+        "CREATE TABLE tag_offlinerun_through (id INTEGER NOT NULL PRIMARY KEY, "
+        "tag_id INTEGER NOT NULL REFERENCES tag (id), offlinerun_id INTEGER NOT NULL REFERENCES offlinerun (id))"
+    )
+    database.executemany("INSERT INTO offlinerun VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    for tag_id, (tag, run_ids) in enumerate(tags.items(), start=1):
+        database.execute("INSERT INTO tag VALUES (?, ?)", [tag_id, tag])
+        pairs = [(tag_id, run_id) for run_id in run_ids]
+        database.executemany("INSERT INTO tag_offlinerun_through (tag_id, offlinerun_id) VALUES (?, ?)", pairs)
+    database.commit()
+    write_file(os.path.join(store, "offline.sqlite"), database.serialize())
+    database.close()
+
+
+def history_csv(run: Run) -> str:
+    """Every scalar, a row per step."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["", "global_step", "_runtime", *run.scalars])
+    for i, step in enumerate(sorted(run.wall_times)):
+        values = (values.get(step, "") for values in run.scalars.values())
+        writer.writerow([i, step, f"{run.wall_times[step]:.3f}", *values])
+    return buffer.getvalue()
+
+
+# ---------------------------------------------------------------- command
+def write_report(output: str, markdown: str, groups: list[Group], references: list[Reference]) -> None:
+    figure = draw_curves(groups, references)
+    os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
+    write_file(output + ".csv", curves_csv(groups).encode())
+    write_file(output + ".png", figure_bytes(figure, "png"))
+    write_file(output + ".svg", figure_bytes(figure, "svg"))
+    write_file(output + ".md", markdown.encode())
+
+
+def main(args: Args) -> None:
+    name = os.path.basename(args.output or "report")
+    if not name or name.endswith(OUTPUT_ENDINGS):
+        usage_error(f"--output {args.output}: give a name without an ending; {', '.join(OUTPUT_ENDINGS)} are added")
+    references = read_references(args.references) if args.references else []
+    minima = read_minima(args.check) if args.check else []
+    minima = [m for m in minima if not args.env_ids or m.env_id in args.env_ids]
+    minima = [m for m in minima if not args.exp_names or m.exp_name in args.exp_names]
+    if args.check and not minima:
+        usage_error(f"{args.check} has no minimum for what was asked: there is nothing to check")
+
+    runs, left_out = read_runs(args)
+    for line in left_out:
+        print(line, file=sys.stderr)
+    asked = " of " + ", ".join(args.exp_names + args.env_ids) if args.exp_names or args.env_ids else ""
+    if not runs:
+        usage_error(f"no finished runs{asked} in {', '.join(args.runs)}")
+    groups = group_runs(runs, args.env_ids)
+    names = {name for group in groups for name in (group.exp_name, group.env_id)}
+    without_runs = [name for name in args.exp_names + args.env_ids if name not in names]
+    if without_runs and not args.check:  # there it is the check that fails
+        usage_error(f"no finished runs of {', '.join(without_runs)} in {', '.join(args.runs)}")
+
+    table = results_table(groups, references)
+    check_table, all_pass = check_minima(minima, groups)
+    try:
+        if args.output:
+            markdown = f"{report_header(args, groups, references)}\n{table}\n"
+            markdown += f"![Learning curves: mean over seeds, band from the lowest to the highest seed]({name}.png)\n"
+            markdown += f"\nRegression check:\n\n{check_table}" if minima else ""
+            write_report(args.output, markdown, groups, references)
+            print(f"wrote {', '.join(args.output + ending for ending in OUTPUT_ENDINGS)}")
+        else:
+            print(table)
+        if args.openrlbenchmark_store:
+            write_openrlbenchmark_store(args.openrlbenchmark_store, args.wandb_entity, args.wandb_project_name, runs)
+            print(f"wrote {os.path.join(args.openrlbenchmark_store, args.wandb_entity, args.wandb_project_name)}")
+    except OSError as error:
+        usage_error(f"can't write {error.filename or args.output}: {error.strerror}")
+    if minima:
+        print(check_table)
+    if not all_pass:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, prog="python -m cleanrl_utils.report", description=__doc__))

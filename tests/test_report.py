@@ -1,0 +1,406 @@
+"""Reports from event files written with tensorboardX; every number was worked out by hand."""
+
+import csv
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tensorboardX import SummaryWriter
+
+from cleanrl_utils import report
+from cleanrl_utils.report import Args, main
+
+BATCH_SIZE = 100
+# 30 episodes of 6, 50 of 4 and 20 of the 60 of 2: (180 + 200 + 40) / 100 = 4.2
+ITERATIONS = [(80, 1.0), (60, 2.0), (0, None), (50, 4.0), (30, 6.0)]
+
+
+def write_run(folder, seed=1, iterations=ITERATIONS, total=500, env_id="Hopper-v4", exp_name="ppo", **options):
+    """A run of five iterations of 100 steps, in each so many episodes of that mean return; returns its path."""
+    path = folder / f"{env_id}__{exp_name}__{seed}__{options.get('unix_time', 1)}"
+    path.mkdir(parents=True, exist_ok=True)
+    config = {"env_id": env_id, "exp_name": exp_name, "seed": seed, "total_timesteps": total, "eval_episodes": 10}
+    (path / "args.json").write_text(json.dumps(config))
+    writer = SummaryWriter(str(path))
+    for i, (episodes, mean) in enumerate(iterations, start=options.get("first_iteration", 1)):
+        step = i * BATCH_SIZE
+        writer.add_scalar("charts/episodes", episodes, step)
+        if mean is not None:
+            writer.add_scalar("charts/episodic_return", mean, step)
+            writer.add_scalar("charts/avg_episodic_return", mean + 0.5, step)
+        writer.add_scalar("charts/SPS", 1000 + i, step)
+    if options.get("evaluation") is not None:
+        writer.add_scalar("eval/episodic_return", options["evaluation"], step)
+    writer.close()
+    return path
+
+
+def write_seeds(folder, **options):
+    """Three seeds with training returns 4.2, 5.2 and 6.2 (5.2 ± 1.0), evaluated at 10, 11 and 15 (12.0 ± 2.6)."""
+    for seed, (shift, evaluation) in enumerate([(0, 10.0), (1, 11.0), (2, 15.0)], start=1):
+        iterations = [(n, None if mean is None else mean + shift) for n, mean in ITERATIONS]
+        write_run(folder, seed, iterations, evaluation=evaluation, **options)
+
+
+def read_groups(folder, **options):
+    args = Args(runs=(str(folder),), **options)
+    runs, lines = report.read_runs(args)
+    return report.group_runs(runs, args.env_ids), lines
+
+
+def exit_code(args):
+    with pytest.raises(SystemExit) as stopped:
+        main(args)
+    return stopped.value.code
+
+
+def table_row(markdown, *cells):
+    """The row that starts with these cells."""
+    rows = [[c.strip() for c in line.strip("|\n").split("|")] for line in markdown.splitlines() if line.startswith("|")]
+    (row,) = [row for row in rows if row[: len(cells)] == list(cells)]
+    return dict(zip(next(r for r in rows if r[0] == "Environment"), row, strict=True))
+
+
+# ---------------------------------------------------------------- numbers
+@pytest.mark.parametrize(
+    "counts, means, expected",
+    [
+        ({1: 80, 2: 60, 3: 0, 4: 50, 5: 30}, {1: 1.0, 2: 2.0, 4: 4.0, 5: 6.0}, 4.2),
+        ({1: 100, 2: 100}, {1: -50.0, 2: 7.0}, 7.0),  # exactly the last iteration
+        ({1: 1000}, {1: 3.0}, 3.0),  # a part of the only one
+        ({1: 10, 2: 30}, {1: 2.0, 2: 4.0}, 3.5),  # fewer than 100: all 40
+        ({1: 0, 2: 0}, {}, np.nan),
+    ],
+)
+def test_last_100_episodes(counts, means, expected):
+    np.testing.assert_allclose(report.last_episodes_mean(counts, means, 100), expected)
+
+
+def test_mean_and_sample_deviation_over_seeds(tmp_path):
+    write_seeds(tmp_path)
+    (group,), lines = read_groups(tmp_path)
+    assert lines == []
+    np.testing.assert_allclose(group.training_returns, [4.2, 5.2, 6.2], rtol=1e-6)
+    assert [run.seed for run in group.runs] == [1, 2, 3]
+    row = table_row(report.results_table([group], []), "Hopper-v4")
+    assert row["Training return"] == "5.20 ± 1.00"  # sqrt((1 + 0 + 1) / 2)
+    assert row["Each seed"] == "4.20; 5.20; 6.20"
+    assert row["Evaluation return"] == "12.0 ± 2.6"  # sqrt((4 + 1 + 9) / 2) = 2.65
+    assert row["Seeds"] == "3 (1, 2, 3)"
+    assert row["Steps"] == "500"
+    assert row["Steps/s"] == "1,005"
+
+
+def test_one_seed_has_no_spread_and_missing_evaluations_are_counted(tmp_path):
+    write_run(tmp_path, 1, env_id="Ant-v4")
+    write_run(tmp_path, 1, evaluation=10.0)
+    write_run(tmp_path, 2)
+    groups, _ = read_groups(tmp_path)
+    table = report.results_table(groups, [])
+    assert table_row(table, "Ant-v4")["Training return"] == "4.20"
+    assert table_row(table, "Ant-v4")["Evaluation return"] == "-"
+    assert table_row(table, "Hopper-v4")["Evaluation return"] == "10.0 (1 of 2)"
+
+
+def test_fewer_than_100_episodes_are_named(tmp_path):
+    write_run(tmp_path, 1, [(10, 2.0), (0, None), (0, None), (0, None), (30, 4.0)])
+    groups, _ = read_groups(tmp_path)
+    np.testing.assert_allclose(groups[0].training_returns, [3.5])
+    assert "Hopper-v4 seed 1 (40)" in report.report_header(Args(), groups, [])
+
+
+@pytest.mark.parametrize(
+    "value, text", [(109515.65, "109,516"), (2609.3, "2,609"), (99.94, "99.9"), (-4.1, "-4.10"), (np.nan, "-")]
+)
+def test_digits(value, text):
+    assert report.format_number(value) == text
+
+
+@pytest.mark.parametrize("steps, text", [(10**6, "1M"), (1_500_000, "1.5M"), (100_000, "100k"), (999_424, "999,424")])
+def test_budgets(steps, text):
+    assert report.format_steps(steps) == text
+    assert report.parse_budget(text.replace(",", "")) == steps
+
+
+# ---------------------------------------------------------------- which runs count
+def test_the_newest_of_equal_runs_wins(tmp_path):
+    older = write_run(tmp_path, 1, [(100, 1.0)] * 5, unix_time=20)
+    newer = write_run(tmp_path, 1, [(100, 2.0)] * 5, unix_time=10)  # by what its events say, not by its name
+    write_run(tmp_path, 2, [(100, 4.0)] * 5)
+    (group,), lines = read_groups(tmp_path)
+    np.testing.assert_allclose(group.training_returns, [2.0, 4.0])
+    assert lines == [f"left out {older}: the same was run again in {newer}"]
+
+
+def test_an_unfinished_rerun_does_not_replace_a_finished_run(tmp_path):
+    write_run(tmp_path, 1, [(100, 1.0)] * 5, unix_time=10)
+    write_run(tmp_path, 1, [(100, 9.0)] * 4, unix_time=20)
+    (group,), _ = read_groups(tmp_path)
+    np.testing.assert_allclose(group.training_returns, [1.0])
+
+
+def test_budgets_and_experiments_stay_apart(tmp_path):
+    write_run(tmp_path, 1)
+    write_run(tmp_path, 1, [(100, 3.0)] * 4, total=499, unix_time=2)  # 400 of 499: a fifth iteration doesn't fit
+    write_run(tmp_path, 1, exp_name="rpo")
+    groups, lines = read_groups(tmp_path)
+    assert lines == []
+    assert [(group.exp_name, group.total_timesteps) for group in groups] == [("ppo", 499), ("ppo", 500), ("rpo", 500)]
+    assert table_row(report.results_table(groups, []), "Hopper-v4", "`rpo`")["Steps"] == "500"
+
+
+def test_the_asked_experiments_and_environments_in_the_asked_order(tmp_path):
+    for env_id in ("Ant-v4", "Hopper-v4", "Walker2d-v4"):
+        write_run(tmp_path, env_id=env_id)
+        write_run(tmp_path, env_id=env_id, exp_name="rpo")
+    groups, _ = read_groups(tmp_path, env_ids=("Walker2d-v4", "Ant-v4"), exp_names=("rpo",))
+    assert [(group.env_id, group.exp_name) for group in groups] == [("Walker2d-v4", "rpo"), ("Ant-v4", "rpo")]
+
+
+def test_damaged_and_unfinished_runs_are_left_out_with_one_line_each(tmp_path, capfd):
+    write_run(tmp_path, 1)
+    unfinished = write_run(tmp_path, 2, ITERATIONS[:4])
+    cut, garbage, flipped, nothing = (write_run(tmp_path, seed) for seed in (3, 4, 5, 6))
+    no_args, bad_args, short_args = (write_run(tmp_path, seed) for seed in (7, 8, 9))
+    no_episode = write_run(tmp_path, 10, [(0, None)] * 5)
+    for path, damage in {
+        cut: lambda data: data[: len(data) // 2],
+        garbage: lambda data: b"not an event file" * 9,
+        flipped: lambda data: data[:300] + bytes(255 - byte for byte in data[300:320]) + data[320:],
+        nothing: lambda data: b"",
+    }.items():
+        (events,) = path.glob("events*")
+        events.write_bytes(damage(events.read_bytes()))
+    (no_args / "args.json").unlink()
+    (bad_args / "args.json").write_text('{"env_id": ')
+    (short_args / "args.json").write_text('{"env_id": "Hopper-v4", "exp_name": "ppo", "seed": 9}')
+
+    (group,), lines = read_groups(tmp_path)
+    assert [run.seed for run in group.runs] == [1]
+    reasons = dict(line.removeprefix("left out ").split(": ", 1) for line in lines)
+    assert reasons[str(unfinished)] == "unfinished or damaged: ends at step 400 of 500"
+    assert reasons[str(no_args)] == "args.json can't be read (FileNotFoundError)"
+    assert reasons[str(bad_args)] == "args.json can't be read (JSONDecodeError)"
+    assert reasons[str(short_args)] == "args.json has no total_timesteps"
+    assert reasons[str(no_episode)].endswith("no episode ended")
+    assert set(reasons) == {
+        *map(str, [unfinished, cut, garbage, flipped, nothing, no_args, bad_args, short_args, no_episode])
+    }
+    assert capfd.readouterr() == ("", "")  # nothing of tensorboard's own
+
+
+def test_a_resumed_run_counts_each_step_once_as_last_written(tmp_path):
+    path = write_run(tmp_path, 1, [(100, 9.0)] * 4)
+    (first,) = path.glob("events*")
+    first.rename(path / "events.out.tfevents.0000000001.first")
+    write_run(tmp_path, 1, [(10, 1.0), (10, 2.0), (10, 3.0)], first_iteration=3)
+    (group,), lines = read_groups(tmp_path)
+    assert lines == []
+    np.testing.assert_allclose(group.training_returns, [(10 * 3 + 10 * 2 + 10 * 1 + 70 * 9) / 100])
+
+
+# ---------------------------------------------------------------- what is written
+REFERENCES = """env_id,source,budget,mean,std,note
+Hopper-v4,tianshou,500,6.0,0.7,test returns
+Hopper-v4,tianshou,3M,99.0,0.7,
+Hopper-v4,rl-zoo,0.5k,4.95,,
+Ant-v4,tianshou,1M,50.0,5.0,v3 env
+Ant-v4,elsewhere,1M,50.0,5.0,
+"""
+
+
+def test_the_report_files(tmp_path, capsys):
+    write_seeds(tmp_path / "runs")
+    write_run(tmp_path / "runs", 1, env_id="Ant-v4")
+    (tmp_path / "references.csv").write_text(REFERENCES)
+    args = Args(runs=(f"{tmp_path}/runs",), output=f"{tmp_path}/docs/ppo", references=f"{tmp_path}/references.csv")
+    main(args)
+    assert sorted(os.listdir(tmp_path / "docs")) == ["ppo.csv", "ppo.md", "ppo.png", "ppo.svg"]
+    assert "ppo.md" in capsys.readouterr().out
+
+    markdown = (tmp_path / "docs/ppo.md").read_text()
+    row = table_row(markdown, "Hopper-v4")
+    assert row["tianshou"] == "6.00 ± 0.70 (-0.80)"
+    assert row["rl-zoo"] == "4.95 (+0.25)"
+    assert table_row(markdown, "Ant-v4")["tianshou"] == "-"  # published for another budget
+    assert "elsewhere" not in markdown
+    assert "tianshou: test returns (Hopper-v4); v3 env (Ant-v4)." in markdown
+    assert f"\npython -m cleanrl_utils.report --runs {tmp_path}/runs --output {tmp_path}/docs/ppo --ref" in markdown
+    for text in ("`ppo`, 500 steps, seeds 1, 2, 3.", "ddof = 1", "(ppo.png)", "of 10 episodes"):
+        assert text in markdown
+
+    assert (tmp_path / "docs/ppo.png").read_bytes().startswith(b"\x89PNG")
+    svg = (tmp_path / "docs/ppo.svg").read_bytes()
+    main(args)
+    assert (tmp_path / "docs/ppo.svg").read_bytes() == svg
+    assert (tmp_path / "docs/ppo.md").read_text() == markdown
+
+
+def test_the_report_names_the_versions_and_the_commits_of_the_runs(tmp_path):
+    flax = pytest.importorskip("flax")
+    path = write_run(tmp_path, 1)
+    assert "**Versions**: not recorded." in report.report_header(Args(), read_groups(tmp_path)[0], [])
+    model = {"versions": {"jax": "0.10.2", "flax": "0.12.8"}, "params": {"w": np.ones(3, np.float32)}}
+    (path / "ppo.cleanrl_model").write_bytes(flax.serialization.to_bytes(model))
+    record = {"run_dir": f"runs/{path.name}", "git_describe": "v3.0-1-g0123456-dirty"}
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/a.json").write_text(json.dumps(record))
+    (tmp_path / "logs/b.json").write_text(json.dumps({"run_dir": "runs/another", "git_describe": "v2.0"}))
+    (tmp_path / "logs/c.json").write_text(json.dumps({"run_dir": None, "git_describe": None}))
+    (tmp_path / "logs/d.json").write_text("{")
+    other = write_run(tmp_path, 2)
+    (other / "ppo.cleanrl_model").write_bytes(flax.serialization.to_bytes({"versions": {"jax": "0.12.0"}}))
+    third = write_run(tmp_path, 3)
+    (third / "ppo.cleanrl_model").write_bytes(b"\xc1 not a model")
+    header = report.report_header(Args(log_folder=f"{tmp_path}/logs"), read_groups(tmp_path)[0], [])
+    assert "**Versions**: flax 0.12.8, jax 0.10.2 and 0.12.0." in header
+    assert "of the runs v3.0-1-g0123456-dirty;" in header
+
+
+def test_the_curves_csv_is_thinned_and_loses_no_episode(tmp_path):
+    iterations = [(0, None)] * 2 + [(1 + i % 2, float(i)) for i in range(998)]
+    write_run(tmp_path, 1, iterations, total=100_000)
+    (group,), _ = read_groups(tmp_path)
+    rows = list(csv.DictReader(report.curves_csv([group]).splitlines()))
+    assert len(rows) == 100
+    assert {(row["exp_name"], row["env_id"], row["total_timesteps"], row["seed"]) for row in rows} == {
+        ("ppo", "Hopper-v4", "100000", "1")
+    }
+    assert [int(row["global_step"]) for row in rows] == list(range(1000, 100_001, 1000))
+    # the first row: iterations 3 to 10, i = 0 to 7, one episode where i is even, two where it is odd
+    assert float(rows[0]["episodic_return"]) == pytest.approx((0 + 2 + 4 + 6 + 2 * (1 + 3 + 5 + 7)) / 12, rel=1e-5)
+    assert float(rows[0]["avg_episodic_return"]) == 7.5
+
+
+def test_curves_are_drawn_where_every_seed_has_a_value(tmp_path):
+    write_run(tmp_path, 1, [(0, None), (9, 1.0), (9, 2.0), (9, 3.0), (9, 4.0)])
+    write_run(tmp_path, 2, [(9, 3.0), (9, 3.0), (9, 4.0), (9, 5.0), (9, 6.0)])
+    (group,), _ = read_groups(tmp_path)
+    steps, values = report.seed_curves(group, num_points=4)
+    np.testing.assert_allclose(steps, [200, 300, 400, 500])
+    np.testing.assert_allclose(values, [[1.5, 2.5, 3.5, 4.5], [3.5, 4.5, 5.5, 6.5]])
+    (ax,) = report.draw_curves([group], [report.Reference("Hopper-v4", "tianshou", 500, 6.0, np.nan, "")]).axes
+    curve, reference = ax.lines
+    np.testing.assert_allclose(curve.get_ydata()[[0, -1]], [2.5, 5.5])
+    np.testing.assert_allclose(reference.get_ydata(), [6.0, 6.0])
+
+
+# ---------------------------------------------------------------- regression check
+CHECK_HEADER = "env_id,exp_name,total_timesteps,minimum,source\n"
+
+
+@pytest.mark.parametrize(
+    "line, code, result",
+    [
+        ("Hopper-v4,ppo,500,5.1,issue 2", 0, "pass"),
+        ("Hopper-v4,ppo,0.5k,5.3,issue 2", 1, "**FAIL**"),
+        ("Ant-v4,ppo,500,5.1,issue 2", 1, "**FAIL**: no finished run"),
+        ("Hopper-v4,ppo,1M,5.1,issue 2", 1, "**FAIL**: no finished run"),
+        ("Hopper-v4,rpo,500,5.1,issue 2", 1, "**FAIL**: no finished run"),
+    ],
+)
+def test_check(tmp_path, capsys, line, code, result):
+    write_seeds(tmp_path / "runs")
+    (tmp_path / "check.csv").write_text(CHECK_HEADER + line + "\n")
+    args = Args(runs=(f"{tmp_path}/runs",), output=f"{tmp_path}/ppo", check=f"{tmp_path}/check.csv")
+    assert (exit_code(args) if code else main(args)) == (code or None)
+    check_table = capsys.readouterr().out.split("\n", 1)[1]
+    row = table_row(check_table, line.split(",")[0])
+    assert row["Result"] == result
+    assert row["Source"] == "issue 2"
+    if code == 0:
+        assert (row["Training return"], row["Minimum"], row["Seeds"]) == ("5.20 ± 1.00", "5.10", "3")
+    assert check_table.strip() in (tmp_path / "ppo.md").read_text()
+
+
+def test_one_failure_fails_the_check_and_the_filters_apply_to_it(tmp_path):
+    write_seeds(tmp_path / "runs")
+    (tmp_path / "check.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,5.1,\nAnt-v4,ppo,500,5.1,\n")
+    args = {"runs": (f"{tmp_path}/runs",), "check": f"{tmp_path}/check.csv"}
+    assert exit_code(Args(**args)) == 1
+    main(Args(**args, env_ids=("Hopper-v4",)))
+    assert exit_code(Args(**args, env_ids=("Hopper-v4", "Ant-v4"))) == 1
+
+
+def test_the_command_exits_with_1_on_a_regression(tmp_path):
+    write_run(tmp_path / "runs", 1)
+    (tmp_path / "check.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,5,\n")
+    command = [sys.executable, "-m", "cleanrl_utils.report", "--runs", f"{tmp_path}/runs", "--check"]
+    result = subprocess.run([*command, f"{tmp_path}/check.csv"], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == ""
+    assert "**FAIL**" in result.stdout
+
+
+# ---------------------------------------------------------------- mistakes
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"runs": ("{}/nowhere",)}, "no folder {}/nowhere"),
+        ({"runs": ("{}/empty",)}, "no finished runs in {}/empty"),
+        ({"env_ids": ("Hoper-v4",)}, "no finished runs of Hoper-v4 in {}/runs"),
+        ({"env_ids": ("Hopper-v4", "Ant-v4")}, "no finished runs of Ant-v4 in {}/runs"),
+        ({"output": "{}/a file/ppo"}, "can't write {}/a file"),
+        ({"output": "{}/empty/"}, "give a name without an ending"),
+        ({"output": "{}/ppo.md"}, "give a name without an ending"),
+        ({"output": "{}/out", "references": "{}/nowhere.csv"}, "can't read {}/nowhere.csv: No such file"),
+        ({"output": "{}/out", "references": "{}/check.csv"}, "its first line lacks budget, mean, std, note"),
+        ({"output": "{}/out", "check": "{}/bad.csv"}, "bad.csv, line 3: minimum is 'high', which is not a number"),
+        ({"output": "{}/out", "check": "{}/check.csv", "env_ids": ("Ant-v4",)}, "there is nothing to check"),
+        ({"openrlbenchmark_store": "{}/a file"}, "can't write {}/a file"),
+    ],
+)
+def test_mistakes_end_in_one_line(tmp_path, capsys, options, message):
+    write_run(tmp_path / "runs", 1)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a file").write_text("")
+    (tmp_path / "check.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,1,\n")
+    (tmp_path / "bad.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,1,\nAnt-v4,ppo,500,high,\n")
+    before = sorted(tmp_path.rglob("*"))
+
+    def fill(value):
+        return tuple(map(fill, value)) if isinstance(value, tuple) else value.format(tmp_path)
+
+    options = {"runs": ("{}/runs",), **options}
+    assert exit_code(Args(**{name: fill(value) for name, value in options.items()})) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message.format(tmp_path) in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# ---------------------------------------------------------------- openrlbenchmark
+def test_openrlbenchmark_store(tmp_path):
+    write_seeds(tmp_path / "runs")
+    args = Args(runs=(f"{tmp_path}/runs",), openrlbenchmark_store=f"{tmp_path}/dataset")
+    main(args)
+    main(args)  # the same again: nothing twice
+    store = tmp_path / "dataset/local/cleanRL"
+    run_id = "Hopper-v4__ppo__1__1"
+    assert len(list(store.iterdir())) == 4
+
+    database = sqlite3.connect(store / "offline.sqlite")
+    # the query that openrlbenchmark 0.3.1 sends for the filter 'ppo?tag=500' and the environment Hopper-v4
+    found = database.execute(
+        "SELECT r.id, r.name, r.state, r.url, r.path, r.username, r.project, r.entity, r.config FROM offlinerun AS r "
+        "INNER JOIN tag_offlinerun_through AS t ON t.offlinerun_id = r.id INNER JOIN tag ON t.tag_id = tag.id "
+        "WHERE r.project = 'cleanRL' AND r.entity = 'local' AND json_extract(r.config, '$.env_id') = 'Hopper-v4' "
+        "AND json_extract(r.config, '$.exp_name') = 'ppo' AND tag.name = '500' ORDER BY r.id"
+    ).fetchall()
+    assert len(found) == 3
+    assert found[0][:4] == (run_id, run_id, "finished", run_id)
+    assert json.loads(found[0][4]) == ["local", "cleanRL", run_id]
+    assert json.loads(found[0][8])["total_timesteps"] == 500
+    database.close()
+
+    run = json.loads((store / run_id / "run.json").read_text())
+    assert set(run) == {*"id name state url project entity config tags path user".split()}
+    assert run["tags"] == ["500"] and run["user"]["username"] == "local"
+    rows = list(csv.DictReader((store / run_id / "run_df.csv").read_text().splitlines()))
+    assert [row["global_step"] for row in rows] == ["100", "200", "300", "400", "500"]
+    assert [row["charts/avg_episodic_return"] for row in rows] == ["1.5", "2.5", "", "4.5", "6.5"]
+    assert all(float(row["_runtime"]) >= 0 for row in rows)
