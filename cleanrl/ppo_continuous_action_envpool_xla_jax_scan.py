@@ -709,9 +709,12 @@ def stop_signals():
     received = []
 
     def receive(signum, _):
-        received.append(signum)
-        signal.signal(signum, signal.SIG_DFL)
-        print("\nstopping after this iteration; the same signal again ends the program at once", file=sys.stderr)
+        if not received:
+            print("\nstopping after this iteration; once more to stop at once", file=sys.stderr)
+        elif time.time() - received[0][1] > 1.0:  # sooner, it is the same one passed on by a parent process
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+        received.append((signum, time.time()))
 
     previous = {signum: signal.signal(signum, receive) for signum in (signal.SIGINT, signal.SIGTERM)}
     yield received
@@ -824,7 +827,7 @@ def main(args: Args) -> None:
             log(writer, evaluate_model(args, run_dir, model_path), global_step)
     writer.close()
     if stop_signals_received:
-        sys.exit(128 + stop_signals_received[0])
+        sys.exit(128 + stop_signals_received[0][0])
     uv_run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
     print("next:")
     print(f"  {uv_run}tensorboard --logdir runs")

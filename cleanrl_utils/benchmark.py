@@ -28,13 +28,14 @@ from datetime import UTC, datetime, timedelta
 
 import tyro
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from cleanrl_utils.errors import usage_error
 
+PYTHON = ("python", "python3")
 STATUS_STYLES = {"failed": "bold red", "stopped": "yellow", "running": "cyan", "waiting": "dim", "done": "green"}
 
 
@@ -160,7 +161,7 @@ def check_command(command: str) -> None:
             usage_error(
                 f"--command holds {arg.split('=')[0]}, but it is written to files: export that variable instead"
             )
-    if not shutil.which(argv[0]):
+    if not shutil.which(argv[0]) and argv[0] not in PYTHON:
         usage_error(f"--command: no program {argv[0]!r} here" + ("; export variables first" if "=" in argv[0] else ""))
     script = find_script(argv)
     if script.endswith(".py") and script in argv and not os.path.isfile(script):
@@ -285,7 +286,7 @@ def child_env(args: Args, git_describe: str | None) -> dict[str, str]:
 
 def start(run: Run, env: dict[str, str], state: dict) -> None:
     argv = shlex.split(run.command_line)
-    if argv[0] in ("python", "python3"):
+    if argv[0] in PYTHON:
         argv[0] = sys.executable
     run.status, run.start_time = "running", time.time()
     write_record(run, state)
@@ -305,7 +306,7 @@ def kill(run: Run) -> None:
         os.killpg(run.process.pid, signal.SIGKILL)
 
 
-def make_table(runs: list[Run], start_time: float, max_rows: int) -> Table:
+def make_table(runs: list[Run], start_time: float, max_rows: int) -> Group:
     counts = {status: sum(run.status == status for run in runs) for status in STATUS_STYLES}
     title = ", ".join(f"{n} {status}" for status, n in counts.items() if n)
     table = Table(box=SIMPLE_HEAD, expand=True, title=Text(f"{title}, {format_seconds(time.time() - start_time)}"))
@@ -320,7 +321,7 @@ def make_table(runs: list[Run], start_time: float, max_rows: int) -> Table:
         last_line = "".join(last_lines(run, 1)).strip() if run.start_time else ""
         status = Text(run.status, style=STATUS_STYLES[run.status])
         table.add_row(Text(run.env_id), str(run.seed), status, run.duration, Text(last_line))
-    return table
+    return Group(table, "")  # a line for the ^C that the terminal shows, or the table would move
 
 
 @contextmanager
@@ -340,14 +341,15 @@ def display(runs: list[Run]) -> Iterator[Callable[[], None]]:
         yield print_changes
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda: live.update(make_table(runs, start_time, max(1, console.height - 8)), refresh=True)
+        yield lambda: live.update(make_table(runs, start_time, max(1, console.height - 9)), refresh=True)
         live.update(make_table(runs, start_time, len(runs)), refresh=True)
 
 
 def run_all(runs: list[Run], args: Args) -> int | None:
     """Runs them, `workers` at a time; returns the signal that stopped it, if one did."""
     received: list[int] = []
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    for signum in [signal.SIGINT, signal.SIGTERM] + [signal.SIGHUP] * (not nohup):
         signal.signal(signum, lambda signum, _: received.append(signum))
     # Slurm announces the end of a job's time to each of its processes. Blocked (the runs inherit that), the signal
     # can't end a run at once: it is seen below, and the runs are asked to end as for the other signals.
@@ -411,11 +413,13 @@ def submit(runs: list[Run], args: Args) -> None:
     program = [sys.executable, "-m", "cleanrl_utils.benchmark", f"--log-folder={args.log_folder}", "--num-seeds=1"]
     program += [f"--command={args.command}", f"--grace-period={args.grace_period}"]
     argvs = [[*program, f"--start-seed={run.seed}", "--env-ids", run.env_id] for run in runs]
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for submitit's own processes on this machine
     try:  # exec: signals and the exit code are then those of this program, not of submitit
         with redirect_stderr(io.StringIO()):  # where submitit repeats the error that it raises
             jobs = executor.map_array(os.execv, [sys.executable] * len(runs), argvs)
     except submitit.core.utils.FailedJobError as error:
         usage_error(f"Slurm did not take the jobs: {' '.join(str(error).split())}")
+    signal.signal(signal.SIGINT, on_interrupt)
     if args.slurm_local:
         for job in jobs:
             job.wait()
@@ -459,7 +463,7 @@ def main(args: Args) -> int:
             return 128 + signum
     except OSError as error:  # a folder that can't be written to, a full disk, a command that is no program
         usage_error(f"{error.filename or args.log_folder}: {error.strerror}")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # while jobs are submitted; of --slurm-local the jobs see it too, and stop
         return 130
     return report(runs)
 

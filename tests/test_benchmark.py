@@ -248,6 +248,16 @@ def test_a_signal_stops_the_runs(folder, signum):
     assert (kept["exit_code"], kept["stopped_by"]) == (-signal.SIGTERM, signum.name)
 
 
+def test_goes_on_under_nohup(folder):
+    process = start_benchmark(
+        *["--env-ids", "Good-v1", "--num-seeds", "2"], preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    wait_for(lambda: starts(folder))
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, out
+
+
 @pytest.mark.parametrize("second_signal", [False, True])
 def test_a_run_that_will_not_stop_is_killed(folder, second_signal):
     process = start_benchmark(
