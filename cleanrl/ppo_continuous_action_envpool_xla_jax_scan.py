@@ -426,7 +426,7 @@ def make_agent(args: Args, env: VectorEnvWrapper, key: jax.Array) -> TrainState:
     agent = Agent(action_dim=int(np.prod(env.action_shape[1:])))
     tx = optax.inject_hyperparams(
         lambda learning_rate: optax.chain(
-            optax.clip_by_global_norm(args.max_grad_norm), optax.adam(learning_rate, eps=1e-5)
+            optax.clip_by_global_norm(args.max_grad_norm), optax.adam(learning_rate, eps=1e-8)
         )
     )(learning_rate=args.learning_rate)
     return TrainState.create(apply_fn=agent.apply, params=agent.init(key, jnp.zeros(env.obs_dim)), tx=tx)

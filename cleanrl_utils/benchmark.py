@@ -34,6 +34,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleanrl_utils.errors import usage_error
+from cleanrl_utils.files import write_file
 
 PYTHON = ("python", "python3")
 STATUS_STYLES = {"failed": "bold red", "stopped": "yellow", "running": "cyan", "waiting": "dim", "done": "green"}
@@ -202,18 +203,13 @@ def git_state() -> dict:
 
 
 def write_record(run: Run, state: dict) -> None:
-    """Atomic: a crash leaves the previous record whole."""
     start_time, end_time = (
         t and datetime.fromtimestamp(t, UTC).isoformat(timespec="seconds") for t in (run.start_time, run.end_time)
     )
     record = {"command": run.command, "env_id": run.env_id, "seed": run.seed, **state}
     record |= {"start_time": start_time, "end_time": end_time, "exit_code": run.process and run.process.returncode}
     record |= {"stopped_by": run.stopped_by, "run_dir": find_run_dir(run) if run.end_time else None}
-    with open(f"{run.path}.json.tmp", "w") as f:
-        json.dump(record, f, indent=2)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(f"{run.path}.json.tmp", f"{run.path}.json")
+    write_file(f"{run.path}.json", json.dumps(record, indent=2).encode())
 
 
 def read_record(run: Run) -> dict:

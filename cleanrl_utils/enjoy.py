@@ -1,6 +1,8 @@
 """Watches a trained model: python -m cleanrl_utils.enjoy --exp-name ppo_... --env-id Hopper-v4"""
 
 import os
+import reprlib
+import sys
 from dataclasses import dataclass
 
 import tyro
@@ -31,7 +33,8 @@ def main(args: Args) -> None:
     for name in ("exp_name", "env_id"):
         saved, asked = model["args"].get(name), getattr(args, name)
         if saved != asked:
-            usage_error(f"{model_path} is a model of --{name.replace('_', '-')} {saved}, not of {asked}")
+            flag = f"--{name.replace('_', '-')}"
+            usage_error(f"{model_path} is a model of {flag} {reprlib.repr(saved)}, not of {flag} {asked}")
     script = load_script(model["script"])
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 
@@ -50,4 +53,7 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    try:
+        main(tyro.cli(Args))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -6,6 +6,9 @@ import os
 import sys
 
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub.utils import get_session
+
+SECONDS_TO_ANSWER = 30.0  # huggingface_hub itself would wait for ever
 
 CARD = """---
 {metadata}
@@ -13,7 +16,7 @@ CARD = """---
 
 # {exp_name} on {env_id}
 
-A PPO agent trained by [CleanRL](https://github.com/vwxyzjn/cleanrl)'s `{exp_name}.py`.
+A PPO agent trained with [CleanRL](https://github.com/vwxyzjn/cleanrl).
 
 Watch it: download `{model}` and run
 
@@ -32,9 +35,35 @@ def push_to_hub(run_dir: str, returns, hf_entity: str = "") -> None:
 
     `returns`, [eval_episodes], are the evaluation's. The repository is `{hf_entity}/{env_id}-{exp_name}-seed{seed}`.
     """
+    try:
+        url = upload(run_dir, returns, hf_entity)
+    except Exception as error:  # the run is finished and safe: no fault of the network may end it
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        print(f"not uploaded: {type(error).__name__}: {reason}; the model is safe in {run_dir}", file=sys.stderr)
+    else:
+        print(f"  hub         {url}")
+
+
+def upload(run_dir: str, returns, hf_entity: str) -> str:
+    """Returns the address of the repository, made anew or added to."""
     with open(f"{run_dir}/args.json") as f:
         args = json.load(f)
+    model = f"{args['exp_name']}.cleanrl_model"
+    files = [f"{run_dir}/{model}", f"{run_dir}/args.json"]
+    files += glob.glob(f"{glob.escape(run_dir)}/events.*") + glob.glob(f"{glob.escape(run_dir)}/videos/*.mp4")
+    operations = [CommitOperationAdd(os.path.relpath(path, run_dir), path) for path in files]
+    operations.append(CommitOperationAdd("README.md", model_card(args, model, returns).encode()))
+    get_session().timeout = SECONDS_TO_ANSWER
+    api = HfApi()
+    entity = hf_entity or api.whoami()["name"]
     name = f"{args['env_id'].replace('/', '-')}-{args['exp_name']}-seed{args['seed']}"
+    url = api.create_repo(f"{entity}/{name}", exist_ok=True)
+    api.create_commit(url.repo_id, operations, commit_message="Add the model")
+    return str(url)
+
+
+def model_card(args: dict, model: str, returns) -> str:
+    """The repository's README: what the Hub reads between its dashes, and what people read below."""
     data = ModelCardData(
         tags=[args["env_id"], "deep-reinforcement-learning", "reinforcement-learning", "custom-implementation"],
         library_name="cleanrl",
@@ -51,18 +80,4 @@ def push_to_hub(run_dir: str, returns, hf_entity: str = "") -> None:
             )
         ],
     )
-    model = f"{args['exp_name']}.cleanrl_model"
-    card = ModelCard(CARD.format(metadata=data.to_yaml(), args=json.dumps(args, indent=2), model=model, **args))
-    files = [f"{run_dir}/{model}", f"{run_dir}/args.json"]
-    files += glob.glob(f"{glob.escape(run_dir)}/events.*") + glob.glob(f"{glob.escape(run_dir)}/videos/*.mp4")
-    operations = [CommitOperationAdd(os.path.relpath(path, run_dir), path) for path in files]
-    operations.append(CommitOperationAdd("README.md", str(card).encode()))
-    try:
-        api = HfApi()
-        entity = hf_entity or api.whoami()["name"]
-        url = api.create_repo(f"{entity}/{name}", exist_ok=True)
-        api.create_commit(url.repo_id, operations, commit_message="Add the model")
-    except Exception as error:  # the run is finished and safe: no fault of the network may end it
-        print(f"not uploaded: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
-    else:
-        print(f"  hub         {url}")
+    return str(ModelCard(CARD.format(metadata=data.to_yaml(), args=json.dumps(args, indent=2), model=model, **args)))

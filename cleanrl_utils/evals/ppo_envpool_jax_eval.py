@@ -1,11 +1,13 @@
 """Evaluates a saved PPO model with the environment and the policy of the script that trained it."""
 
+import os
 import sys
 from types import ModuleType
 
 import jax
 import numpy as np
 
+from cleanrl_utils.errors import usage_error
 from cleanrl_utils.models import read_model, restore, restore_args
 from cleanrl_utils.video import VideoWriter, why_no_video
 
@@ -17,6 +19,9 @@ def load_agent(model_path: str, script: ModuleType, **overrides):
     A file that does not fit the script ends the program with a line.
     """
     model = read_model(model_path)
+    script_name = os.path.basename(script.__file__)[: -len(".py")]
+    if model["script"] != script_name:
+        usage_error(f"{model_path} was saved by the script {model['script'][:100]!r}, not by {script_name}")
     args = restore_args(script.Args, model["args"], model_path, **overrides)
     script.check_args(args)
     script.check_env_id(args.env_id)
@@ -44,22 +49,24 @@ def evaluate(model_path: str, script: ModuleType, video_path: str | None = None,
     env, agent = load_agent(model_path, script, capture_video=video_path is not None, **overrides)
 
     @jax.jit
-    def step(agent, env, timestep):
-        action, _ = script.get_action(agent, timestep.obs, jax.random.PRNGKey(0), deterministic=True)
-        return env.step(action.reshape(env.action_shape))
+    def act(agent, obs):
+        action, _ = script.get_action(agent, obs, jax.random.PRNGKey(0), deterministic=True)
+        return action.reshape(env.action_shape)
 
+    step = jax.jit(lambda env, action: env.step(action))
     env, timestep = env.reset()
     running = np.ones(env.num_envs, bool)
     returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
-    video = VideoWriter(video_path) if video_path else None
-    while running.any():
-        if video and running[0]:
-            video.write(env.envs.render(env_ids=[0])[0])
-        env, timestep = step(agent, env, timestep)
-        ended = running & np.asarray(timestep.done)
-        returns[ended] = np.asarray(timestep.info["episodic_return"])[ended]
-        lengths[ended] = np.asarray(timestep.info["episodic_length"])[ended]
-        running &= ~ended
-    if video:
-        video.close()
+    with VideoWriter(video_path) as video:
+        while running.any():
+            if running[0]:
+                video.write(lambda: env.envs.render(env_ids=[0])[0])  # noqa: B023: called at once
+            action = act(agent, timestep.obs)
+            if not np.isfinite(action).all():  # Box2D would never return from a step with one
+                usage_error(f"{model_path}: the policy's actions are not finite: train it anew, with a lower learning rate")
+            env, timestep = step(env, action)
+            ended = running & np.asarray(timestep.done)
+            returns[ended] = np.asarray(timestep.info["episodic_return"])[ended]
+            lengths[ended] = np.asarray(timestep.info["episodic_length"])[ended]
+            running &= ~ended
     return returns, lengths

@@ -1,0 +1,515 @@
+"""The script as its users meet it: what it prints, what it leaves behind, how it ends. The runs share two cores."""
+
+import base64
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils.models import read_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's spaces
+
+NAME = "ppo_continuous_action_envpool_xla_jax_scan"
+SCRIPT = Path(ppo.__file__)
+SIZES = {"num_envs": 4, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2, "eval_episodes": 2}
+TOKEN = "hf_secretTokenThatNobodyMaySee"
+SECONDS = 200  # a run takes 10 of them; on a machine that does other things too, many more
+
+EPISODE_TAGS = {"charts/episodic_return", "charts/episodic_length"}
+EPISODE_TAGS |= {"charts/avg_episodic_return", "charts/avg_episodic_length"}
+TAGS = EPISODE_TAGS | {"charts/episodes", "charts/learning_rate", "charts/SPS", "charts/SPS_update"}
+TAGS |= {f"losses/{name}" for name in "value_loss policy_loss entropy approx_kl old_approx_kl clipfrac loss".split()}
+TAGS |= {"losses/explained_variance", "eval/episodic_return", "eval/episodic_length"}
+
+PROGRESS_LINE = re.compile(
+    r" *\d+%\|[ ▏▎▍▌▋▊▉█]+\| [\d.]+[kM]?/[\d.]+[kM]? \[[\d:]+<[\d:?]+, +[\d.]+k?step/s(, return -?[\d.]+, length \d+)?\]"
+)
+
+
+def flags_of(**values):
+    """--num-envs 4 --track --no-progress ..., as the command line takes them."""
+    flags = []
+    for name, value in values.items():
+        name = name.replace("_", "-")
+        flags += ([f"--{name}"] if value else [f"--no-{name}"]) if isinstance(value, bool) else [f"--{name}", str(value)]
+    return flags
+
+
+def start(cwd, *argv, environ=None, **popen):
+    """The script in a process of its own, in the empty folder cwd, without the tester's accounts and settings."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "HF_", "UV_", "XLA_", "COLUMNS"))}
+    # Compiling takes most of a tiny run's time, so we let it be done badly.
+    defaults = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONUNBUFFERED": "1", "HOME": str(cwd.parent)}
+    cwd.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *argv], cwd=cwd, env={**kept, **defaults, **(environ or {})}, text=True, **popen
+    )
+
+
+def finish(cwd, process, **more):
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    return SimpleNamespace(cwd=cwd, returncode=process.returncode, out=out, err=err, **more)
+
+
+def run(cwd, *argv, **environ):
+    return finish(cwd, start(cwd, *argv, environ=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+
+
+def train(cwd, environ=None, **args):
+    return run(cwd, *flags_of(**{"total_timesteps": 512, **SIZES, **args}), **(environ or {}))
+
+
+def interrupt(cwd):
+    """Ctrl-C once the first line of progress is there; stderr is a pipe."""
+    pipe = subprocess.PIPE
+    process = start(cwd, *flags_of(env_id="Hopper-v4", total_timesteps=10**8, **SIZES), stdout=pipe, stderr=pipe)
+    first_line = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    result = finish(cwd, process)
+    result.err = first_line + result.err
+    return result
+
+
+def terminate_on_terminal(cwd):
+    """SIGTERM once the live line shows a return; stdout and stderr are a terminal of 80 columns."""
+    terminal, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = start(
+        cwd, *flags_of(env_id="Hopper-v4", total_timesteps=10**7, **SIZES), stdin=inside, stdout=inside, stderr=inside
+    )
+    os.close(inside)
+    watchdog = threading.Timer(SECONDS, process.kill)
+    watchdog.start()
+    screen = b""
+    try:
+        while chunk := os.read(terminal, 65536):
+            screen += chunk
+            if screen.count(b"return") >= 3:
+                process.send_signal(signal.SIGTERM)
+    except OSError:  # EIO: the other side is closed
+        pass
+    os.close(terminal)
+    watchdog.cancel()
+    return finish(cwd, process, screen=screen.decode())
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the Hugging Face Hub that an upload calls; the server keeps what it was sent."""
+
+    def answer(self, status=200, **body):
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        self.server.calls.append(self.path)
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            self.answer(401, error="Invalid user token.")
+        elif self.path == "/api/whoami-v2":
+            self.answer(name="alice", type="user")
+        else:
+            self.answer(404, error="not found")
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
+        self.server.calls.append(self.path)
+        if self.path == "/api/repos/create":
+            repository = "{organization}/{name}".format(**{"organization": "alice", **json.loads(body)})
+            self.answer(url=f"http://127.0.0.1/{repository}", id=repository)
+        elif "/preupload/" in self.path:
+            files = [file["path"] for file in json.loads(body)["files"]]
+            self.answer(files=[{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in files])
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            self.answer(commitUrl="http://127.0.0.1/commit/0", commitOid="0", pullRequestUrl=None)
+        else:
+            self.answer()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.calls, server.files = [], {}
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, hub):
+    """Every run of the script in a process, by name; each is a future. They start now, two at a time."""
+    root = tmp_path_factory.mktemp("runs")
+    online = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_TOKEN": TOKEN, "WANDB_MODE": "offline"}
+    extras = {"exp_name": "mine", "track": True, "capture_video": True, "upload_model": True, "seed": 3}
+    optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    pool = ThreadPoolExecutor(2)
+    futures = {
+        "Hopper-v4": pool.submit(train, root / "hopper", env_id="Hopper-v4", total_timesteps=1024, environ=optimized),
+        "terminal": pool.submit(terminate_on_terminal, root / "terminal"),
+        "interrupt": pool.submit(interrupt, root / "interrupt"),
+        "extras": pool.submit(train, root / "extras", env_id="Pendulum-v1", environ=online, **extras),
+        "Pendulum-v1": pool.submit(train, root / "pendulum", env_id="Pendulum-v1", progress=False),
+        "BipedalWalker-v3": pool.submit(train, root / "walker", env_id="BipedalWalker-v3"),
+        "CheetahRun-v1": pool.submit(train, root / "cheetah", env_id="CheetahRun-v1"),
+        "unknown flag": pool.submit(run, root / "flag", "--learning-rat", "1"),
+        "unknown env": pool.submit(run, root / "env", "--env-id", "Hoper-v4"),
+    }
+    yield futures
+    pool.shutdown(cancel_futures=True)
+
+
+def files_below(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def run_dir_of(result):
+    (run_dir,) = (result.cwd / "runs").iterdir()
+    return run_dir
+
+
+def scalars(run_dir):
+    """Tag -> [(step, value), ...]"""
+    events = EventAccumulator(str(run_dir)).Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+# ---------------------------------------------------------------- runs that succeed
+@pytest.mark.parametrize("env_id", ["Hopper-v4", "BipedalWalker-v3", "Pendulum-v1", "CheetahRun-v1"])
+def test_a_run_leaves_its_files_and_says_what_comes_next(runs, env_id):
+    result = runs[env_id].result()
+    assert result.returncode == 0, result.err
+
+    run_dir = run_dir_of(result)
+    assert re.fullmatch(rf"{env_id}__{NAME}__1__\d{{10}}", run_dir.name)
+    events, *others = sorted(file.replace("events.", "0events.") for file in files_below(result.cwd / "runs"))
+    prefix = f"{run_dir.name}/"
+    assert sorted(others + [events]) == sorted([prefix + "args.json", events, f"{prefix}{NAME}.cleanrl_model"]), others
+    assert files_below(result.cwd) == [f"runs/{file}" for file in files_below(result.cwd / "runs")]
+
+    args = ppo.Args(env_id=env_id, total_timesteps=1024 if env_id == "Hopper-v4" else 512, **SIZES)
+    assert {**json.loads((run_dir / "args.json").read_text()), "progress": True} == asdict(args)
+    model = read_model(str(run_dir / f"{NAME}.cleanrl_model"))
+    assert model["script"] == NAME and {**model["args"], "progress": True} == asdict(args)
+    assert set(model["versions"]) == {"envpool", "flax", "jax", "numpy"}
+
+    ((step, mean),) = scalars(run_dir)["eval/episodic_return"]
+    assert step == args.total_timesteps
+    assert re.fullmatch(
+        rf"""
+{env_id}: {step:,} steps, [\d,]+ per second
+  curves      runs/{run_dir.name}
+  model       runs/{run_dir.name}/{NAME}.cleanrl_model
+  evaluation  return {mean:.1f} ± [\d.]+, length \d+ \(2 episodes, deterministic actions\)
+next:
+  tensorboard --logdir runs
+  python -m cleanrl_utils.enjoy --exp-name {NAME} --env-id {env_id}
+""",
+        result.out,
+    ), result.out
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v4", "BipedalWalker-v3", "CheetahRun-v1"])
+def test_progress_is_plain_lines_without_a_terminal_and_nothing_else_is_on_stderr(runs, env_id):
+    lines = runs[env_id].result().err.splitlines()
+    assert len(lines) >= 2
+    assert [line for line in lines if not PROGRESS_LINE.fullmatch(line)] == []
+    assert lines[-1].startswith("100%")
+    assert ("return" in lines[-1]) == (env_id != "CheetahRun-v1")  # its episodes take 1000 steps
+
+
+def test_no_progress_means_none(runs):
+    assert runs["Pendulum-v1"].result().err == ""
+
+
+def test_the_tags_are_those_documented_and_carry_the_step(runs):
+    curves = scalars(run_dir_of(runs["Hopper-v4"].result()))
+    assert set(curves) == TAGS
+    assert all(np.isfinite(value) for points in curves.values() for _, value in points)
+    for tag in TAGS - EPISODE_TAGS - {"eval/episodic_return", "eval/episodic_length"}:
+        assert [step for step, _ in curves[tag]] == list(range(128, 1025, 128)), tag
+    rates = [value for _, value in curves["charts/learning_rate"]]
+    np.testing.assert_allclose(rates, 3e-4 * np.arange(8, 0, -1) / 8, rtol=1e-5)
+    assert set(EventAccumulator(str(run_dir_of(runs["Hopper-v4"].result()))).Reload().Tags()["tensors"]) == {
+        "hyperparameters/text_summary"
+    }
+
+
+def test_averages_over_episodes_are_absent_before_one_has_ended(runs):
+    curves = scalars(run_dir_of(runs["Pendulum-v1"].result()))
+    assert set(curves) == TAGS - EPISODE_TAGS  # 128 steps of the 200 that an episode takes
+    assert [value for _, value in curves["charts/episodes"]] == [0.0] * 4
+
+
+# ---------------------------------------------------------------- the terminal, and signals
+def test_one_line_is_rewritten_in_place_on_a_terminal_of_80_columns(runs):
+    screen = runs["terminal"].result().screen
+    live, _, _ = screen.partition("\n")  # nothing but the live line, until the signal
+    frames = [frame for frame in live.split("\r") if frame]
+    assert len(frames) > 3
+    assert [frame for frame in frames if len(frame) > 80] == []
+    shown = [frame.rstrip() for frame in frames if frame.strip()]
+    assert [frame for frame in shown if not PROGRESS_LINE.fullmatch(frame)] == []
+    assert re.search(r" [\d.]+k?/10\.0M \[[\d:]+<[\d:]+, +[\d.]+k?step/s, return [\d.]+, length \d+\]$", shown[-1])
+
+
+@pytest.mark.parametrize("name, exit_code", [("interrupt", 130), ("terminal", 143)])
+def test_a_signal_ends_the_run_and_keeps_the_model(runs, name, exit_code):
+    result = runs[name].result()
+    assert result.returncode == exit_code
+    output = result.screen if name == "terminal" else result.out + result.err
+    assert "Traceback" not in output and "stopping after this iteration" in output
+    assert "evaluation" not in output and "next:" not in output
+
+    run_dir = run_dir_of(result)
+    assert {path.name.split(".")[0] for path in run_dir.iterdir()} == {"args", "events", NAME}
+    env, agent = load(run_dir / f"{NAME}.cleanrl_model")
+    curves = scalars(run_dir)
+    (last_step, _) = curves["losses/loss"][-1]
+    assert f"Hopper-v4: {last_step:,} steps" in output  # the last iteration is in the curves and in the model
+    observed = next(w.stats.count for w in env.wrappers if hasattr(w, "stats"))
+    assert observed == pytest.approx(last_step + 4, abs=1)
+
+
+def load(path):
+    from cleanrl_utils.evals.ppo_envpool_jax_eval import load_agent
+
+    return load_agent(str(path), ppo)
+
+
+@pytest.fixture
+def in_process(tmp_path, monkeypatch):
+    """An empty working folder; compiling is done badly."""
+    monkeypatch.chdir(tmp_path)
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield tmp_path
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_ctrl_c_during_the_evaluation_ends_the_run_too(in_process, monkeypatch, capsys):
+    handlers = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ppo, "evaluate_model", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=128, **SIZES))
+    assert stopped.value.code == 130
+    assert "next:" not in capsys.readouterr().out
+    (model,) = in_process.rglob("*.cleanrl_model")
+    load(model)
+    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_no_save_model_leaves_the_curves_only(in_process, capsys):
+    ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=128, save_model=False, **SIZES))
+    (run_dir,) = (in_process / "runs").iterdir()
+    assert {path.name.split(".")[0] for path in run_dir.iterdir()} == {"args", "events"}
+    assert set(scalars(run_dir)) == TAGS - EPISODE_TAGS - {"eval/episodic_return", "eval/episodic_length"}
+    out = capsys.readouterr().out
+    assert "  model" not in out and "evaluation" not in out and "enjoy" not in out
+
+
+def test_runs_of_one_second_have_folders_of_their_own(in_process, monkeypatch):
+    monkeypatch.setattr(ppo.time, "time", lambda: 1700000000.5)
+    folders = [ppo.make_run_dir(ppo.Args(env_id="phys2d/Pendulum-v0", exp_name="a")) for _ in range(3)]
+    assert folders == [f"runs/phys2d-Pendulum-v0__a__1__{second}" for second in (1700000000, 1700000001, 1700000002)]
+
+
+# ---------------------------------------------------------------- bad input
+BAD_INPUT = {  # what is wrong -> arguments, words of the one line
+    "unknown env": ({"env_id": "Hoper-v4"}, ["Hoper-v4", "Hopper-v4"]),
+    "nonsense env": ({"env_id": "qqqqqqqqqqqqqq"}, ["qqqqqqqqqqqqqq", "list_all_envs"]),
+    "empty env": ({"env_id": ""}, ["--env-id"]),
+    "discrete env": ({"env_id": "CartPole-v1"}, ["CartPole-v1", "Discrete", "Box"]),
+    "discrete pixel env": ({"env_id": "Pong-v5"}, ["Pong-v5", "Discrete", "Box"]),
+    "pixel env": ({"env_id": "CarRacing-v3"}, ["CarRacing-v3", "pixels", "vectors"]),
+    "minibatches": ({"num_envs": 4, "num_steps": 32, "num_minibatches": 5}, ["128", "4 and 8"]),
+    "too many minibatches": ({"num_envs": 4, "num_steps": 32, "num_minibatches": 500}, ["500", "128"]),
+    "many minibatches": ({"num_envs": 999_983, "num_minibatches": 30_000_000}, ["num-minibatches"]),
+    "fewer steps than a batch": ({"total_timesteps": 2047}, ["--total-timesteps 2047", "2048 or more"]),
+    "nan": ({"gamma": float("nan")}, ["--gamma nan", "0 to 1"]),
+    "infinite": ({"learning_rate": float("inf")}, ["--learning-rate inf"]),
+    "video of no model": ({"save_model": False, "capture_video": True}, ["--capture-video", "--no-save-model"]),
+    "upload of no model": ({"save_model": False, "upload_model": True}, ["--upload-model", "--no-save-model"]),
+    "name with a folder": ({"exp_name": "a/b"}, ["--exp-name", "'a/b'"]),
+    "name above": ({"exp_name": ".."}, ["--exp-name"]),
+    "no name": ({"exp_name": ""}, ["--exp-name"]),
+    "name of two lines": ({"exp_name": "a\nb"}, ["--exp-name"]),
+    "name that is no text": ({"exp_name": "a\udcff"}, ["--exp-name"]),
+    "name too long for a folder": ({"exp_name": "a" * 240}, ["--exp-name"]),
+}
+for name in "total_timesteps num_envs num_steps num_minibatches update_epochs eval_episodes".split():
+    for value in (0, -4):
+        BAD_INPUT[f"{name} {value}"] = ({name: value}, [f"--{name.replace('_', '-')} {value}", "1 or more"])
+for name in "gamma gae_lambda".split():
+    for value in (-0.1, 1.1):
+        BAD_INPUT[f"{name} {value}"] = ({name: value}, [f"--{name.replace('_', '-')} {value}", "0 to 1"])
+for name in "learning_rate clip_coef max_grad_norm target_kl".split():
+    for value in (0.0, -0.1, float("nan")):
+        BAD_INPUT[f"{name} {value}"] = ({name: value}, [f"--{name.replace('_', '-')} {value}", "above 0"])
+for name in "ent_coef vf_coef".split():
+    for value in (-0.1, float("nan")):
+        BAD_INPUT[f"{name} {value}"] = ({name: value}, [f"--{name.replace('_', '-')} {value}", "0 or more"])
+for value in (-1, 2**32):
+    BAD_INPUT[f"seed {value}"] = ({"seed": value}, [f"--seed {value}", "4294967295"])
+
+
+def assert_one_line(error, words):
+    assert error.startswith("error: ") and error.count("\n") == 1 and error.endswith("\n"), error
+    assert [word for word in words if word not in error] == [], error
+
+
+@pytest.mark.parametrize("what", BAD_INPUT)
+def test_bad_input_is_one_line_and_exit_code_2_before_anything_is_written(what, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    args, words = BAD_INPUT[what]
+    monkeypatch.setattr(ppo, "train_iteration", lambda *_: pytest.fail("it trained"))
+    with pytest.raises(SystemExit) as stopped:
+        ppo.main(ppo.Args(**{"env_id": "Pendulum-v1", **args}))
+    assert stopped.value.code == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert_one_line(err, words)
+    assert os.listdir(tmp_path) == []
+
+
+def test_runs_that_cannot_be_written(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("a file")  # for root, who runs the tests, no folder is read-only
+    with pytest.raises(SystemExit) as stopped:
+        ppo.main(ppo.Args(env_id="Pendulum-v1"))
+    assert stopped.value.code == 2
+    assert_one_line(capfd.readouterr().err, [str(tmp_path / "runs")])
+    assert os.listdir(tmp_path) == ["runs"] and Path("runs").read_text() == "a file"
+
+
+def test_bad_input_of_a_real_process(runs):
+    result = runs["unknown env"].result()
+    assert (result.returncode, result.out) == (2, "")
+    assert_one_line(result.err, ["Hoper-v4", "Hopper-v4"])
+    assert files_below(result.cwd) == []
+
+    result = runs["unknown flag"].result()  # here the words are tyro's
+    assert result.returncode == 2 and "--learning-rate" in result.err and "Traceback" not in result.err
+    assert files_below(result.cwd) == []
+
+
+# ---------------------------------------------------------------- --track, --capture-video, --upload-model
+def test_tracking_records_the_arguments_and_every_tag(runs):
+    result = runs["extras"].result()
+    assert result.returncode == 0, result.err
+    (folder,) = (result.cwd / "wandb").glob("offline-run-*")
+    (log,) = folder.glob("run-*.wandb")
+    wandb = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(log)]
+    inspected = subprocess.run(wandb, capture_output=True, text=True, check=True, timeout=SECONDS)
+    records = [json.loads(line) for line in inspected.stdout.splitlines()]
+    config = next(record["run"]["config"]["update"] for record in records if record["type"] == "run")
+    expected = json.loads((run_dir_of(result) / "args.json").read_text())
+    assert {name: config[name] for name in expected} == expected
+    assert config.keys() - expected.keys() <= {"_wandb"}
+
+    history = [record["history"]["item"] for record in records if record["type"] == "history"]
+    curves = scalars(run_dir_of(result))
+    assert [item["global_step"] for item in history] == [128, 256, 384, 512]
+    for tag, points in curves.items():
+        tracked = [(item["global_step"], item[tag]) for item in history if tag in item]
+        assert tracked == [(step, pytest.approx(value, rel=1e-5, abs=1e-12)) for step, value in points], tag
+
+
+def test_the_video_lies_in_the_folder_of_the_run(runs):
+    result = runs["extras"].result()
+    video = run_dir_of(result) / "videos" / "mine.mp4"
+    assert files_below(video.parent) == ["mine.mp4"] and video.stat().st_size > 1000
+    assert f"runs/{run_dir_of(result).name}/videos/mine.mp4" in result.out
+
+
+def test_the_run_arrives_at_the_hub_whole(runs, hub):
+    result = runs["extras"].result()
+    run_dir = run_dir_of(result)
+    assert "/api/models/alice/Pendulum-v1-mine-seed3/commit/main" in hub.calls
+    assert "alice/Pendulum-v1-mine-seed3" in result.out and "not uploaded" not in result.err
+    files = [*files_below(run_dir), "README.md"]
+    assert sorted(hub.files) == sorted(files)
+    for name in files_below(run_dir):
+        assert hub.files[name] == (run_dir / name).read_bytes(), name  # the curves up to the evaluation included
+    card = hub.files["README.md"].decode()
+    assert card.startswith("---\n") and "library_name: cleanrl" in card
+    assert "--exp-name mine --env-id Pendulum-v1 --model-path mine.cleanrl_model" in card
+    ((_, mean),) = scalars(run_dir)["eval/episodic_return"]
+    assert f"{mean:.2f} +/- " in card
+
+
+def test_the_token_is_nowhere(runs, hub):
+    result = runs["extras"].result()
+    assert TOKEN not in result.out + result.err
+    left = [path for path in result.cwd.parent.rglob("*") if path.is_file()]
+    assert len(left) > 10 and [path for path in left if TOKEN.encode() in path.read_bytes()] == []
+    assert [name for name, data in hub.files.items() if TOKEN.encode() in data] == []
+
+
+PUSH = """
+import sys, numpy as np, cleanrl_utils.huggingface as hub
+hub.SECONDS_TO_ANSWER = 0.5
+hub.push_to_hub(sys.argv[1], np.array([1.0, 2.0]), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("what", ["refused", "silent", "offline", "no token", "wrong token", "bad name"])
+def test_an_upload_that_fails_is_a_line(what, tmp_path, hub):
+    import socket
+
+    run_dir = tmp_path / "runs" / "Pendulum-v1__a__1__1700000000"
+    run_dir.mkdir(parents=True)
+    args = asdict(ppo.Args(env_id="Pendulum-v1", exp_name="a b" if what == "bad name" else "a"))
+    (run_dir / "args.json").write_text(json.dumps(args))
+    (run_dir / f"{args['exp_name']}.cleanrl_model").write_bytes(b"model")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_TOKEN": TOKEN, "HOME": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection, never answers
+        if what == "refused":
+            environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+        elif what == "silent":
+            environ["HF_ENDPOINT"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        elif what == "offline":
+            environ["HF_HUB_OFFLINE"] = "1"
+        elif what == "no token":
+            del environ["HF_TOKEN"]
+        elif what == "wrong token":
+            environ["HF_TOKEN"] = TOKEN.lower()
+        command = [sys.executable, "-c", PUSH, str(run_dir), "bob" if what == "silent" else ""]
+        result = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.out if hasattr(result, "out") else result.stdout) == (0, ""), result.stderr
+    assert result.stderr.startswith("not uploaded: ") and result.stderr.count("\n") == 1, result.stderr
+    assert str(run_dir) in result.stderr and TOKEN.lower() not in result.stderr.lower()
+    assert (run_dir / f"{args['exp_name']}.cleanrl_model").read_bytes() == b"model"
