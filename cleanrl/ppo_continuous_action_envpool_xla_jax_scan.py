@@ -59,10 +59,10 @@ class Args:
     """whether to save and evaluate the final agent (in the folder of the run)"""
     upload_model: bool = False
     """whether to upload the saved model to Hugging Face"""
-    hf_entity: str = ""
-    """the user or org name of the model repository on the Hugging Face Hub (default: the one logged in)"""
+    hf_entity: str | None = None
+    """the user or org name of the model repository on the Hugging Face Hub; none given: the one logged in"""
     progress: bool = True
-    """whether to show the progress of the training"""
+    """whether to show the progress of the training: one live line on a terminal, plain lines elsewhere"""
 
     # Algorithm specific arguments
     env_id: str = "HalfCheetah-v4"
@@ -355,6 +355,8 @@ def check_env_id(env_id: str) -> None:
     action_space, obs_space = spec.gymnasium_action_space, spec.gymnasium_observation_space
     if not isinstance(action_space, gym.spaces.Box):
         usage_error(f"--env-id {env_id} takes {action_space} actions; this script needs a Box, and none serves it yet")
+    if np.abs([action_space.low, action_space.high]).max() > 1e6:
+        usage_error(f"--env-id {env_id} has unbounded actions; this script scales its actions to the bounds")
     if not all(np.issubdtype(leaf.dtype, np.floating) and len(leaf.shape) < 3 for leaf in space_leaves(obs_space)):
         usage_error(f"--env-id {env_id} returns pixels or integers; this script needs vectors, and none serves it yet")
 
@@ -418,12 +420,13 @@ class Agent(nn.Module):
         """Mean [..., action_dim] and log standard deviation [action_dim] of the actions, value [...]."""
         mean = MLP(self.action_dim, out_scale=0.01, name="actor")(obs)
         log_std = self.param("log_std", constant(-0.5), (self.action_dim,))
-        value = MLP(1, out_scale=1.0, name="critic")(obs).squeeze(-1)
+        value = MLP(1, out_scale=np.sqrt(2), name="critic")(obs).squeeze(-1)
         return mean, log_std, value
 
 
 def make_agent(args: Args, env: VectorEnvWrapper, key: jax.Array) -> TrainState:
     agent = Agent(action_dim=int(np.prod(env.action_shape[1:])))
+    # Adam's eps is below the gradients of a critic whose targets have deviation 1: CleanRL's 1e-5 would slow it.
     tx = optax.inject_hyperparams(
         lambda learning_rate: optax.chain(
             optax.clip_by_global_norm(args.max_grad_norm), optax.adam(learning_rate, eps=1e-8)
@@ -580,7 +583,7 @@ def ppo_loss(params, apply_fn, args: Args, batch: Transition, targets: Targets):
     if args.clip_vloss:
         clipped_value = targets.old_value + jnp.clip(value - targets.old_value, -args.clip_coef, args.clip_coef)
         value_error = jnp.maximum(value_error, (clipped_value - targets.returns) ** 2)
-    value_loss = 0.5 * mean_over_valid(value_error)
+    value_loss = mean_over_valid(value_error)
 
     entropy = (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss

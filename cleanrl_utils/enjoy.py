@@ -41,10 +41,10 @@ def main(args: Args) -> None:
     video_path = None
     if args.capture_video:
         video_path = os.path.join(os.path.dirname(model_path), "videos", f"{args.exp_name}-seed{args.seed}.mp4")
-    print(f"{args.env_id}, {model_path}")
     returns, lengths = evaluate(
         model_path, script, video_path=video_path, eval_episodes=args.eval_episodes, seed=args.seed
     )
+    print(f"{args.env_id}, {model_path}")
     for i, (episodic_return, length) in enumerate(zip(returns, lengths, strict=True), start=1):
         print(f"  episode {i:3d}   return {episodic_return:10.1f}   length {length:5d}")
     print(f"  mean ± std    return {returns.mean():10.1f} ± {returns.std():.1f}   length {lengths.mean():.1f}")

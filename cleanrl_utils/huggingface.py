@@ -37,9 +37,9 @@ def push_to_hub(run_dir: str, returns, hf_entity: str = "") -> None:
     """
     try:
         url = upload(run_dir, returns, hf_entity)
-    except Exception as error:  # the run is finished and safe: no fault of the network may end it
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        print(f"not uploaded: {type(error).__name__}: {reason}; the model is safe in {run_dir}", file=sys.stderr)
+    except (Exception, KeyboardInterrupt) as error:  # the run is finished: neither network nor impatience spoils it
+        reason = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
+        print(f"not uploaded: {reason}; the model is safe in {run_dir}", file=sys.stderr)
     else:
         print(f"  hub         {url}")
 

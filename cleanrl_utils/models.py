@@ -75,7 +75,7 @@ def restore(template, saved, path: str, part: str):
 
     def described(tree):  # empty dicts and None are no leaves to JAX
         leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)[0]
-        return {jax.tree_util.keystr(key): f"{np.asarray(x).dtype}{list(np.shape(x))}" for key, x in leaves}
+        return {jax.tree_util.keystr(key): f"{np.asarray(x).dtype}{list(np.shape(x))}" for key, x in leaves if key}
 
     def is_empty(tree):
         return tree is None or (isinstance(tree, dict) and not tree)

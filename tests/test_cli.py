@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -40,9 +41,8 @@ TAGS = EPISODE_TAGS | {"charts/episodes", "charts/learning_rate", "charts/SPS", 
 TAGS |= {f"losses/{name}" for name in "value_loss policy_loss entropy approx_kl old_approx_kl clipfrac loss".split()}
 TAGS |= {"losses/explained_variance", "eval/episodic_return", "eval/episodic_length"}
 
-PROGRESS_LINE = re.compile(
-    r" *\d+%\|[ ▏▎▍▌▋▊▉█]+\| [\d.]+[kM]?/[\d.]+[kM]? \[[\d:]+<[\d:?]+, +[\d.]+k?step/s(, return -?[\d.]+, length \d+)?\]"
-)
+STEPS = r" *\d+%\|[ ▏▎▍▌▋▊▉█]+\| [\d.]+[kM]?/[\d.]+[kM]?"
+PROGRESS_LINE = re.compile(STEPS + r" \[[\d:]+<[\d:?]+, +[\d.?]+k?step/s(, return -?[\d.]+, length \d+)?\]")
 
 
 def flags_of(**values):
@@ -50,7 +50,9 @@ def flags_of(**values):
     flags = []
     for name, value in values.items():
         name = name.replace("_", "-")
-        flags += ([f"--{name}"] if value else [f"--no-{name}"]) if isinstance(value, bool) else [f"--{name}", str(value)]
+        flags += (
+            ([f"--{name}"] if value else [f"--no-{name}"]) if isinstance(value, bool) else [f"--{name}", str(value)]
+        )
     return flags
 
 
@@ -102,12 +104,13 @@ def terminate_on_terminal(cwd):
     os.close(inside)
     watchdog = threading.Timer(SECONDS, process.kill)
     watchdog.start()
-    screen = b""
+    screen, stopped = b"", False
     try:
         while chunk := os.read(terminal, 65536):
             screen += chunk
-            if screen.count(b"return") >= 3:
+            if screen.count(b"return") >= 3 and not stopped:
                 process.send_signal(signal.SIGTERM)
+                stopped = True
     except OSError:  # EIO: the other side is closed
         pass
     os.close(terminal)
@@ -148,7 +151,8 @@ class Hub(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self.answer(commitUrl="http://127.0.0.1/commit/0", commitOid="0", pullRequestUrl=None)
+            repository = self.path.removeprefix("/api/models/").split("/commit/")[0]
+            self.answer(commitUrl=f"http://127.0.0.1/{repository}/commit/0", commitOid="0", pullRequestUrl=None)
         else:
             self.answer()
 
@@ -317,18 +321,49 @@ def in_process(tmp_path, monkeypatch):
 
 def test_ctrl_c_during_the_evaluation_ends_the_run_too(in_process, monkeypatch, capsys):
     handlers = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
-
-    def interrupted(*_, **__):
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(ppo, "evaluate_model", interrupted)
-    with pytest.raises(SystemExit) as stopped:
+    monkeypatch.setattr(ppo, "evaluate_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
         ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=128, **SIZES))
-    assert stopped.value.code == 130
+    assert getattr(stopped.value, "code", "a traceback") == 130
     assert "next:" not in capsys.readouterr().out
     (model,) = in_process.rglob("*.cleanrl_model")
     load(model)
     assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_twice_still_saves_the_model(in_process, monkeypatch, signum):
+    """A parent process passes a signal on: the second may come when the training loop has ended."""
+    save_model, stop = ppo.save_model, []
+
+    def stop_training(*args):
+        trained = train_iteration(*args)
+        stop.append(signal.raise_signal(signum))
+        return trained
+
+    def save_while_stopped(*args):
+        if signum == signal.SIGTERM and signal.getsignal(signum) == signal.SIG_DFL:
+            pytest.fail("a second SIGTERM would kill the process before the model is saved")
+        signal.raise_signal(signum)
+        save_model(*args)
+
+    train_iteration = ppo.train_iteration
+    monkeypatch.setattr(ppo, "train_iteration", stop_training)
+    monkeypatch.setattr(ppo, "save_model", save_while_stopped)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
+        ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=1280, **SIZES))
+    assert getattr(stopped.value, "code", "a traceback") == 128 + signum and len(stop) == 1
+    (model,) = in_process.rglob("*.cleanrl_model")
+    load(model)
+
+
+def test_values_that_are_not_finite_are_logged_without_a_word(tmp_path, caplog):
+    """tensorboardX warns of each of them."""
+    writer = ppo.SummaryWriter(str(tmp_path))
+    ppo.log(writer, {"losses/explained_variance": np.float32("nan"), "charts/a": np.nan, "charts/b": 1.0}, 1)
+    writer.close()
+    assert caplog.text == ""
+    assert scalars(tmp_path)["charts/b"] == [(1, 1.0)]
 
 
 def test_no_save_model_leaves_the_curves_only(in_process, capsys):
@@ -487,8 +522,6 @@ hub.push_to_hub(sys.argv[1], np.array([1.0, 2.0]), sys.argv[2])
 
 @pytest.mark.parametrize("what", ["refused", "silent", "offline", "no token", "wrong token", "bad name"])
 def test_an_upload_that_fails_is_a_line(what, tmp_path, hub):
-    import socket
-
     run_dir = tmp_path / "runs" / "Pendulum-v1__a__1__1700000000"
     run_dir.mkdir(parents=True)
     args = asdict(ppo.Args(env_id="Pendulum-v1", exp_name="a b" if what == "bad name" else "a"))
@@ -509,7 +542,7 @@ def test_an_upload_that_fails_is_a_line(what, tmp_path, hub):
             environ["HF_TOKEN"] = TOKEN.lower()
         command = [sys.executable, "-c", PUSH, str(run_dir), "bob" if what == "silent" else ""]
         result = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.out if hasattr(result, "out") else result.stdout) == (0, ""), result.stderr
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
     assert result.stderr.startswith("not uploaded: ") and result.stderr.count("\n") == 1, result.stderr
     assert str(run_dir) in result.stderr and TOKEN.lower() not in result.stderr.lower()
     assert (run_dir / f"{args['exp_name']}.cleanrl_model").read_bytes() == b"model"

@@ -128,7 +128,7 @@ def numpy_loss(args, batch, targets):
     if args.clip_vloss:
         near = old_value + np.clip(value - old_value, -args.clip_coef, args.clip_coef)
         errors = np.maximum(errors, (near - returns) ** 2)
-    value_loss = errors.mean() / 2
+    value_loss = errors.mean()
     entropy = 0.5 * np.log(2 * np.pi * np.e * std**2)
     return {
         "losses/loss": policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy,

@@ -54,16 +54,19 @@ def evaluate(model_path: str, script: ModuleType, video_path: str | None = None,
         return action.reshape(env.action_shape)
 
     step = jax.jit(lambda env, action: env.step(action))
+    envs = env.envs
     env, timestep = env.reset()
     running = np.ones(env.num_envs, bool)
     returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
     with VideoWriter(video_path) as video:
         while running.any():
             if running[0]:
-                video.write(lambda: env.envs.render(env_ids=[0])[0])  # noqa: B023: called at once
+                video.write(lambda: envs.render(env_ids=[0])[0])
             action = act(agent, timestep.obs)
-            if not np.isfinite(action).all():  # Box2D would never return from a step with one
-                usage_error(f"{model_path}: the policy's actions are not finite: train it anew, with a lower learning rate")
+            if not np.isfinite(action).all():  # Box2D would take minutes for a step with one
+                usage_error(
+                    f"{model_path}: the policy's actions are not finite: train it anew, with a lower learning rate"
+                )
             env, timestep = step(env, action)
             ended = running & np.asarray(timestep.done)
             returns[ended] = np.asarray(timestep.info["episodic_return"])[ended]
