@@ -9,6 +9,7 @@ Docs, logged metrics and results: docs/rl-algorithms/ppo.md#ppo_continuous_actio
 import ctypes
 import difflib
 import json
+import math
 import os
 import signal
 import sys
@@ -130,6 +131,7 @@ def check_args(args: Args) -> None:
     above_zero = "learning_rate clip_coef max_grad_norm".split() + ["target_kl"] * (args.target_kl is not None)
     in_range = {
         **{name: (1, np.inf, "1 or more") for name in at_least_one},
+        **{name: (1, 1_000_000, "1 or more, up to 1,000,000") for name in ("num_envs", "num_steps")},
         **{name: (np.nextafter(0, 1), np.finfo(np.float32).max, "a number above 0") for name in above_zero},
         **{name: (0, 1, "a number from 0 to 1") for name in ("gamma", "gae_lambda")},
         **{name: (0, np.finfo(np.float32).max, "0 or more") for name in ("ent_coef", "vf_coef")},
@@ -138,14 +140,17 @@ def check_args(args: Args) -> None:
     for name, (low, high, allowed) in in_range.items():
         if not low <= getattr(args, name) <= high:
             usage_error(f"--{name.replace('_', '-')} {getattr(args, name)}: give {allowed}")
-    if not args.exp_name or args.exp_name != os.path.basename(args.exp_name) or args.exp_name.startswith("."):
-        usage_error(f"--exp-name {args.exp_name!r}: it names files, so give a name without '/'")
+    name = args.exp_name
+    if not (0 < len(name) <= 100 and name.isprintable() and name == os.path.basename(name)) or name.startswith("."):
+        usage_error(f"--exp-name {name!r}: it names files, so give 1 to 100 printable characters without '/'")
     if args.batch_size % args.num_minibatches:
-        below = next(n for n in range(min(args.num_minibatches, args.batch_size), 0, -1) if args.batch_size % n == 0)
-        above = next((n for n in range(below + 1, args.batch_size + 1) if args.batch_size % n == 0), below)
+        divisors = [n for n in range(1, math.isqrt(args.batch_size) + 1) if args.batch_size % n == 0]
+        divisors += [args.batch_size // n for n in divisors]
+        below = [max(n for n in divisors if n < args.num_minibatches)]
+        above = sorted(n for n in divisors if n > args.num_minibatches)[:1]
         usage_error(
-            f"--num-minibatches {args.num_minibatches} does not divide --num-envs x --num-steps = "
-            f"{args.num_envs} x {args.num_steps} = {args.batch_size}: the nearest that do are {below} and {above}"
+            f"--num-minibatches {args.num_minibatches} does not divide --num-envs x --num-steps = {args.num_envs} x "
+            f"{args.num_steps} = {args.batch_size}: the nearest to do so: {' and '.join(map(str, below + above))}"
         )
     if not args.save_model and (args.capture_video or args.upload_model):
         usage_error("--capture-video and --upload-model need the saved model: leave out --no-save-model")
@@ -720,9 +725,11 @@ def stop_signals():
         received.append((signum, time.time()))
 
     previous = {signum: signal.signal(signum, receive) for signum in (signal.SIGINT, signal.SIGTERM)}
-    yield received
-    for signum, handler in previous.items():
-        signal.signal(signum, handler)
+    try:
+        yield received
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 class Progress:
@@ -730,16 +737,17 @@ class Progress:
 
     def __init__(self, args: Args, seconds_between_lines: float = 10.0):
         self.live = sys.stderr.isatty()
+        self.output = sys.stderr if self.live else open(os.devnull, "w")
         self.seconds_between_lines = seconds_between_lines
         self.last_line_time = 0.0
         self.bar = tqdm(
             total=args.num_iterations * args.batch_size,
             disable=not args.progress,
-            file=sys.stderr if self.live else open(os.devnull, "w"),
+            file=self.output,
             unit="step",
             unit_scale=True,
             dynamic_ncols=True,
-            bar_format="{percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
         )
 
     def update(self, args: Args, metrics: dict[str, Any]) -> None:
@@ -754,24 +762,36 @@ class Progress:
             self.last_line_time = time.time()
             print(self.bar, file=sys.stderr)
 
-    def close(self):
+    def close(self) -> None:
         self.bar.close()
+        if not self.live:
+            self.output.close()
+
+
+def start_tracking(args: Args, run_dir: str) -> None:
+    import wandb
+
+    init = partial(
+        wandb.init,
+        project=args.wandb_project_name,
+        entity=args.wandb_entity,
+        sync_tensorboard=True,
+        config=asdict(args),
+        name=os.path.basename(run_dir),
+        save_code=True,
+    )
+    try:
+        init()
+    except Exception as error:  # no login, no network: neither may cost a run
+        print(f"tracking offline (`wandb sync` uploads it later): {str(error).splitlines()[0]}", file=sys.stderr)
+        init(mode="offline")
 
 
 def start_logging(args: Args, run_dir: str) -> SummaryWriter:
     if args.track:
-        import wandb
-
-        wandb.init(
-            project=args.wandb_project_name,
-            entity=args.wandb_entity,
-            sync_tensorboard=True,
-            config=asdict(args),
-            name=os.path.basename(run_dir),
-            save_code=True,
-        )
+        start_tracking(args, run_dir)
     write_file(f"{run_dir}/args.json", json.dumps(asdict(args), indent=2).encode())
-    writer = SummaryWriter(run_dir)
+    writer = SummaryWriter(run_dir, flush_secs=10)
     rows = "".join(f"|{name}|{value}|\n" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
     return writer
@@ -779,22 +799,22 @@ def start_logging(args: Args, run_dir: str) -> SummaryWriter:
 
 def log(writer: SummaryWriter, metrics: dict[str, Any], global_step: int) -> None:
     for name, value in metrics.items():
-        if not (name.startswith("charts/") and np.isnan(value)):  # nan: there was no episode to average over
+        if np.isfinite(value):  # else there was nothing to average over: main stops at a loss that is not
             writer.add_scalar(name, value, global_step)
 
 
-def evaluate_model(args: Args, run_dir: str, model_path: str) -> dict[str, Any]:
+def evaluate_model(args: Args, run_dir: str, writer: SummaryWriter, global_step: int) -> np.ndarray:
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 
+    model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
     video_path = f"{run_dir}/videos/{args.exp_name}.mp4" if args.capture_video else None
     returns, lengths = evaluate(model_path, sys.modules[__name__], video_path=video_path)
+    if video_path and os.path.exists(video_path):
+        print(f"  video       {video_path}")
     print(f"  evaluation  return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f} ", end="")
     print(f"({args.eval_episodes} episodes, deterministic actions)")
-    if args.upload_model:
-        from cleanrl_utils.huggingface import push_to_hub
-
-        push_to_hub(run_dir, returns, args.hf_entity)
-    return {"eval/episodic_return": returns.mean(), "eval/episodic_length": lengths.mean()}
+    log(writer, {"eval/episodic_return": returns.mean(), "eval/episodic_length": lengths.mean()}, global_step)
+    return returns
 
 
 def main(args: Args) -> None:
@@ -803,10 +823,10 @@ def main(args: Args) -> None:
     env = make_env(args)
     run_dir = make_run_dir(args)
     writer = start_logging(args, run_dir)
-    state = init_state(args, env)
-    progress = Progress(args)
-    start_time = time.time()
     with stop_signals() as stop_signals_received:
+        state = init_state(args, env)
+        progress = Progress(args)
+        start_time = time.time()
         for iteration in range(1, args.num_iterations + 1):
             iteration_start_time = time.time()
             state, metrics = train_iteration(args, state)
@@ -816,21 +836,30 @@ def main(args: Args) -> None:
             metrics["charts/SPS_update"] = args.batch_size / (time.time() - iteration_start_time)
             log(writer, metrics, global_step)
             progress.update(args, metrics)
+            if not np.isfinite(metrics["losses/loss"]):
+                sys.exit(f"diverged: the loss is {metrics['losses/loss']} at step {global_step}; lower --learning-rate")
             if stop_signals_received:
                 break
-    progress.close()
+        progress.close()
 
-    print(f"\n{args.env_id}: {global_step:,} steps, {metrics['charts/SPS']:,.0f} per second")
-    print(f"  curves      {run_dir}")
-    if args.save_model:
-        model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
-        save_model(model_path, args, state)
-        print(f"  model       {model_path}")
-        if not stop_signals_received:
-            log(writer, evaluate_model(args, run_dir, model_path), global_step)
+        print(f"\n{args.env_id}: {global_step:,} steps, {metrics['charts/SPS']:,.0f} per second")
+        print(f"  curves      {run_dir}")
+        if args.save_model:
+            model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
+            save_model(model_path, args, state)
+            print(f"  model       {model_path}")
+    if args.save_model and not stop_signals_received:
+        try:
+            returns = evaluate_model(args, run_dir, writer, global_step)
+        except KeyboardInterrupt:  # the model is saved
+            stop_signals_received.append((signal.SIGINT, time.time()))
     writer.close()
     if stop_signals_received:
         sys.exit(128 + stop_signals_received[0][0])
+    if args.upload_model:
+        from cleanrl_utils.huggingface import push_to_hub
+
+        push_to_hub(run_dir, returns, args.hf_entity)
     uv_run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
     print("next:")
     print(f"  {uv_run}tensorboard --logdir runs")

@@ -185,6 +185,8 @@ def runs(tmp_path_factory, hub):
         "Pendulum-v1": pool.submit(train, root / "pendulum", env_id="Pendulum-v1", progress=False),
         "BipedalWalker-v3": pool.submit(train, root / "walker", env_id="BipedalWalker-v3"),
         "CheetahRun-v1": pool.submit(train, root / "cheetah", env_id="CheetahRun-v1"),
+        "no login": pool.submit(train, root / "login", env_id="Pendulum-v1", track=True, save_model=False),
+        "diverging": pool.submit(train, root / "diverging", env_id="Pendulum-v1", learning_rate=1e30),
         "unknown flag": pool.submit(run, root / "flag", "--learning-rat", "1"),
         "unknown env": pool.submit(run, root / "env", "--env-id", "Hoper-v4"),
     }
@@ -480,6 +482,23 @@ def test_tracking_records_the_arguments_and_every_tag(runs):
     for tag, points in curves.items():
         tracked = [(item["global_step"], item[tag]) for item in history if tag in item]
         assert tracked == [(step, pytest.approx(value, rel=1e-5, abs=1e-12)) for step, value in points], tag
+
+
+def test_tracking_without_a_login_goes_on_offline_and_says_so(runs):
+    result = runs["no login"].result()
+    assert result.returncode == 0, result.err
+    assert "Traceback" not in result.err
+    assert sum(line.startswith("tracking offline") for line in result.err.splitlines()) == 1
+    assert len(list((result.cwd / "wandb").glob("offline-run-*"))) == 1
+    assert "losses/loss" in scalars(run_dir_of(result))
+
+
+def test_a_run_that_diverges_stops_with_a_line_and_saves_no_model(runs):
+    result = runs["diverging"].result()
+    assert result.returncode == 1
+    (line,) = (line for line in result.err.splitlines() if "step/s" not in line)
+    assert line.startswith("diverged: the loss is ") and "--learning-rate" in line
+    assert list(result.cwd.rglob("events.*")) and not list(result.cwd.rglob("*.cleanrl_model"))
 
 
 def test_the_video_lies_in_the_folder_of_the_run(runs):
