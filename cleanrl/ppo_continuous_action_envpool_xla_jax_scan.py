@@ -11,6 +11,7 @@ import difflib
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -116,49 +117,6 @@ class Args:
     @property
     def num_iterations(self) -> int:
         return self.total_timesteps // self.batch_size
-
-
-# copied from cleanrl_utils/errors.py
-def usage_error(message: str) -> NoReturn:
-    """A user's mistake: one line that says what is wrong and what to do, exit code 2."""
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def check_args(args: Args) -> None:
-    """Ends the program (see `usage_error`) if a value is out of range or the sizes don't fit together."""
-    at_least_one = "total_timesteps num_envs num_steps num_minibatches update_epochs eval_episodes".split()
-    above_zero = "learning_rate clip_coef max_grad_norm".split() + ["target_kl"] * (args.target_kl is not None)
-    in_range = {
-        **{name: (1, np.inf, "1 or more") for name in at_least_one},
-        **{name: (1, 1_000_000, "1 or more, up to 1,000,000") for name in ("num_envs", "num_steps")},
-        **{name: (np.nextafter(0, 1), np.finfo(np.float32).max, "a number above 0") for name in above_zero},
-        **{name: (0, 1, "a number from 0 to 1") for name in ("gamma", "gae_lambda")},
-        **{name: (0, np.finfo(np.float32).max, "0 or more") for name in ("ent_coef", "vf_coef")},
-        "seed": (0, 2**32 - 1, "0 to 4294967295"),
-    }
-    for name, (low, high, allowed) in in_range.items():
-        if not low <= getattr(args, name) <= high:
-            usage_error(f"--{name.replace('_', '-')} {getattr(args, name)}: give {allowed}")
-    name = args.exp_name
-    if not (0 < len(name) <= 100 and name.isprintable() and name == os.path.basename(name)) or name.startswith("."):
-        usage_error(f"--exp-name {name!r}: it names files, so give 1 to 100 printable characters without '/'")
-    if args.batch_size % args.num_minibatches:
-        divisors = [n for n in range(1, math.isqrt(args.batch_size) + 1) if args.batch_size % n == 0]
-        divisors += [args.batch_size // n for n in divisors]
-        below = [max(n for n in divisors if n < args.num_minibatches)]
-        above = sorted(n for n in divisors if n > args.num_minibatches)[:1]
-        usage_error(
-            f"--num-minibatches {args.num_minibatches} does not divide --num-envs x --num-steps = {args.num_envs} x "
-            f"{args.num_steps} = {args.batch_size}: the nearest to do so: {' and '.join(map(str, below + above))}"
-        )
-    if not args.save_model and (args.capture_video or args.upload_model):
-        usage_error("--capture-video and --upload-model need the saved model: leave out --no-save-model")
-    if args.total_timesteps < args.batch_size:
-        usage_error(
-            f"--total-timesteps {args.total_timesteps} is less than one rollout of --num-envs x --num-steps = "
-            f"{args.batch_size} steps: give {args.batch_size} or more"
-        )
 
 
 # ---------------------------------------------------------------- environment boundary
@@ -316,8 +274,9 @@ class VectorEnvEpisodeStats(EnvWrapper):
         episodic_return = jnp.where(timestep.done, returns, self.episodic_return)
         episodic_length = jnp.where(timestep.done, lengths, self.episodic_length)
         info = {**timestep.info, "episodic_return": episodic_return, "episodic_length": episodic_length}
-        stats = VectorEnvEpisodeStats(returns, lengths, episodic_return, episodic_length, timestep.done)
-        return stats, timestep.replace(info=info)
+        wrapper = self.replace(returns=returns, lengths=lengths, done=timestep.done)
+        wrapper = wrapper.replace(episodic_return=episodic_return, episodic_length=episodic_length)
+        return wrapper, timestep.replace(info=info)
 
 
 @flax.struct.dataclass
@@ -347,25 +306,6 @@ class VectorEnvClipAct(EnvWrapper):
         return self, self.low + (jnp.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self.high - self.low)
 
 
-def check_env_id(env_id: str) -> None:
-    """Ends the program (see `usage_error`) unless env_id has a Box action space and vector observations."""
-    all_ids = envpool.list_all_envs()
-    if env_id not in all_ids:
-        close = difflib.get_close_matches(env_id, all_ids) or ["none that is close; envpool.list_all_envs() lists all"]
-        usage_error(f"--env-id {env_id}: EnvPool has no such environment; there is {', '.join(close)}")
-    try:
-        spec = envpool.make_spec(env_id)
-    except Exception as error:
-        usage_error(f"--env-id {env_id}: EnvPool can't make it: {' '.join(str(error).split())}")
-    action_space, obs_space = spec.gymnasium_action_space, spec.gymnasium_observation_space
-    if not isinstance(action_space, gym.spaces.Box):
-        usage_error(f"--env-id {env_id} takes {action_space} actions; this script needs a Box, and none serves it yet")
-    if np.abs([action_space.low, action_space.high]).max() > 1e6:
-        usage_error(f"--env-id {env_id} has unbounded actions; this script scales its actions to the bounds")
-    if not all(np.issubdtype(leaf.dtype, np.floating) and len(leaf.shape) < 3 for leaf in space_leaves(obs_space)):
-        usage_error(f"--env-id {env_id} returns pixels or integers; this script needs vectors, and none serves it yet")
-
-
 def space_leaves(space: gym.Space) -> list[gym.Space]:
     """The spaces inside nested Dict spaces."""
     if isinstance(space, gym.spaces.Dict):
@@ -392,9 +332,10 @@ def make_env(args: Args, evaluation: bool = False) -> VectorEnvWrapper:
         handle, recv, send, _ = envs.xla()
         state = jax.eval_shape(recv, handle)[1]
         handle = jnp.asarray(handle)
-    obs_dtypes = {leaf.dtype for leaf in space_leaves(envs.observation_space)}
-    if {x.dtype for x in jax.tree.leaves(state[0])} != obs_dtypes or any(x.shape != (num_envs,) for x in state[1:4]):
-        raise ValueError(f"EnvPool's XLA interface returns {state[:4]}, not {num_envs} x {envs.observation_space}")
+    expected = sorted(((num_envs, *leaf.shape), str(leaf.dtype)) for leaf in space_leaves(envs.observation_space))
+    declared = sorted((x.shape, str(x.dtype)) for x in jax.tree.leaves(state[0]))
+    if declared != expected or any(x.shape != (num_envs,) for x in state[1:4]):
+        raise ValueError(f"EnvPool's XLA interface declares {state[:4]}, not {num_envs} x {envs.observation_space}")
 
     env = VectorEnvWrapper(handle, (), envs, send, recv)
     low, high = (jnp.asarray(bound, jnp.float32) for bound in (envs.action_space.low, envs.action_space.high))
@@ -481,7 +422,7 @@ class Targets:
 
     advantage: jax.Array
     returns: jax.Array
-    old_value: jax.Array  # before the first epoch
+    old_value: jax.Array  # as predicted before the first epoch
 
 
 @flax.struct.dataclass
@@ -561,13 +502,14 @@ def compute_targets(args, agent, return_stats, batch, last_obs):
     The values are scaled to raw returns before GAE, and the statistics see raw returns (tianshou's scheme).
     """
     std = return_stats.std
-    values = get_value(agent, jnp.concatenate([batch.obs, last_obs[None]])) * std
+    scaled_values = get_value(agent, jnp.concatenate([batch.obs, last_obs[None]]))
+    values = scaled_values * std
     advantages, returns = compute_gae(
         batch.reward, values[:-1], values[-1], batch.terminated, batch.truncated, args.gamma, args.gae_lambda
     )
     if args.norm_return:
         return_stats = return_stats.update(returns.reshape(-1), batch.valid.reshape(-1))
-    return Targets(advantages, returns / std, values[:-1] / std), return_stats
+    return Targets(advantages, returns / std, scaled_values[:-1]), return_stats
 
 
 def ppo_loss(params, apply_fn, args: Args, batch: Transition, targets: Targets):
@@ -618,7 +560,10 @@ def update_epoch(args: Args, agent: TrainState, batch: Transition, targets: Targ
 
 
 def update(args: Args, state: RunnerState, batch: Transition, key: jax.Array):
-    """Learns from a rollout in several epochs; returns the learner and the metrics (means over the minibatches)."""
+    """Learns from a rollout in several epochs; returns the learner and the metrics (means over the minibatches).
+
+    The targets are computed before the first epoch and, if recomputed, after each: the last time for the statistics.
+    """
 
     def epoch(learner, key):
         agent, metrics = update_epoch(args, learner.agent, batch.replace(info={}), learner.targets, key)
@@ -676,6 +621,68 @@ def train_iteration(args: Args, state: RunnerState) -> tuple[RunnerState, dict[s
 
 
 # ---------------------------------------------------------------- run
+# copied from cleanrl_utils/errors.py
+def usage_error(message: str) -> NoReturn:
+    """A user's mistake: one line that says what is wrong and what to do, exit code 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_args(args: Args) -> None:
+    """Ends the program (see `usage_error`) if a value is out of range or the sizes don't fit together."""
+    tiny, huge = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+    for names, low, high, allowed in [
+        ("seed", 0, 2**32 - 1, "0 to 4294967295"),
+        ("total_timesteps num_minibatches update_epochs", 1, np.inf, "1 or more"),
+        ("num_envs num_steps eval_episodes", 1, 1_000_000, "1 or more, up to 1,000,000"),
+        ("learning_rate clip_coef max_grad_norm target_kl", tiny, huge, "a number above 0"),
+        ("gamma gae_lambda", 0, 1, "a number from 0 to 1"),
+        ("ent_coef vf_coef", 0, huge, "0 or more"),
+    ]:
+        for name in names.split():
+            value = getattr(args, name)
+            if value is not None and not low <= value <= high:
+                usage_error(f"--{name.replace('_', '-')} {value}: give {allowed}")
+    name = args.exp_name
+    if not (0 < len(name) <= 100 and name.isprintable() and name == os.path.basename(name)) or name.startswith("."):
+        usage_error(f"--exp-name {name!r}: it names files, so give 1 to 100 printable characters without '/'")
+    if args.batch_size % args.num_minibatches:
+        divisors = [n for n in range(1, math.isqrt(args.batch_size) + 1) if args.batch_size % n == 0]
+        divisors += [args.batch_size // n for n in divisors]
+        below = [max(n for n in divisors if n < args.num_minibatches)]
+        above = sorted(n for n in divisors if n > args.num_minibatches)[:1]
+        usage_error(
+            f"--num-minibatches {args.num_minibatches} does not divide --num-envs x --num-steps = {args.num_envs} x "
+            f"{args.num_steps} = {args.batch_size}: the nearest to do so: {' and '.join(map(str, below + above))}"
+        )
+    if not args.save_model and (args.capture_video or args.upload_model):
+        usage_error("--capture-video and --upload-model need the saved model: leave out --no-save-model")
+    if args.total_timesteps < args.batch_size:
+        usage_error(
+            f"--total-timesteps {args.total_timesteps} is less than one rollout of --num-envs x --num-steps = "
+            f"{args.batch_size} steps: give {args.batch_size} or more"
+        )
+
+
+def check_env_id(env_id: str) -> None:
+    """Ends the program (see `usage_error`) unless env_id has a Box action space and vector observations."""
+    all_ids = envpool.list_all_envs()
+    if env_id not in all_ids:
+        close = difflib.get_close_matches(env_id, all_ids) or ["none that is close; envpool.list_all_envs() lists all"]
+        usage_error(f"--env-id {env_id}: EnvPool has no such environment; there is {', '.join(close)}")
+    try:
+        spec = envpool.make_spec(env_id)
+    except Exception as error:
+        usage_error(f"--env-id {env_id}: EnvPool can't make it: {' '.join(str(error).split())}")
+    action_space, obs_space = spec.gymnasium_action_space, spec.gymnasium_observation_space
+    if not isinstance(action_space, gym.spaces.Box):
+        usage_error(f"--env-id {env_id} takes {action_space} actions; this script needs a Box, and none serves it yet")
+    if np.abs([action_space.low, action_space.high]).max() > 1e6:
+        usage_error(f"--env-id {env_id} has unbounded actions; this script scales its actions to the bounds")
+    if not all(np.issubdtype(leaf.dtype, np.floating) and len(leaf.shape) < 3 for leaf in space_leaves(obs_space)):
+        usage_error(f"--env-id {env_id} returns pixels or integers; this script needs vectors, and none serves it yet")
+
+
 def make_run_dir(args: Args) -> str:
     start_time = int(time.time())
     while True:
@@ -783,7 +790,8 @@ def start_tracking(args: Args, run_dir: str) -> None:
     try:
         init()
     except Exception as error:  # no login, no network: neither may cost a run
-        print(f"tracking offline (`wandb sync` uploads it later): {str(error).splitlines()[0]}", file=sys.stderr)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"tracking offline (`wandb sync` uploads it later): {reason}", file=sys.stderr)
         init(mode="offline")
 
 
@@ -803,11 +811,11 @@ def log(writer: SummaryWriter, metrics: dict[str, Any], global_step: int) -> Non
             writer.add_scalar(name, value, global_step)
 
 
-def evaluate_model(args: Args, run_dir: str, writer: SummaryWriter, global_step: int) -> np.ndarray:
+def evaluate_model(args: Args, model_path: str, writer: SummaryWriter, global_step: int) -> np.ndarray:
+    """Raw returns, [eval_episodes], of the saved model."""
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 
-    model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
-    video_path = f"{run_dir}/videos/{args.exp_name}.mp4" if args.capture_video else None
+    video_path = f"{os.path.dirname(model_path)}/videos/{args.exp_name}.mp4" if args.capture_video else None
     returns, lengths = evaluate(model_path, sys.modules[__name__], video_path=video_path)
     if video_path and os.path.exists(video_path):
         print(f"  video       {video_path}")
@@ -848,9 +856,10 @@ def main(args: Args) -> None:
             model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
             save_model(model_path, args, state)
             print(f"  model       {model_path}")
+    writer.flush()
     if args.save_model and not stop_signals_received:
         try:
-            returns = evaluate_model(args, run_dir, writer, global_step)
+            returns = evaluate_model(args, model_path, writer, global_step)
         except KeyboardInterrupt:  # the model is saved
             stop_signals_received.append((signal.SIGINT, time.time()))
     writer.close()
@@ -864,7 +873,8 @@ def main(args: Args) -> None:
     print("next:")
     print(f"  {uv_run}tensorboard --logdir runs")
     if args.save_model:
-        print(f"  {uv_run}python -m cleanrl_utils.enjoy --exp-name {args.exp_name} --env-id {args.env_id}")
+        exp_name = shlex.quote(args.exp_name)
+        print(f"  {uv_run}python -m cleanrl_utils.enjoy --exp-name {exp_name} --env-id {args.env_id}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ Hyperparameters:
 """
 
 
-def push_to_hub(run_dir: str, returns, hf_entity: str = "") -> None:
+def push_to_hub(run_dir: str, returns, hf_entity: str | None = None) -> None:
     """Uploads the model, its arguments, the event files, videos and a model card; a failure is a line, no more.
 
     `returns`, [eval_episodes], are the evaluation's. The repository is `{hf_entity}/{env_id}-{exp_name}-seed{seed}`.
@@ -44,7 +44,7 @@ def push_to_hub(run_dir: str, returns, hf_entity: str = "") -> None:
         print(f"  hub         {url}")
 
 
-def upload(run_dir: str, returns, hf_entity: str) -> str:
+def upload(run_dir: str, returns, hf_entity: str | None) -> str:
     """Returns the address of the repository, made anew or added to."""
     with open(f"{run_dir}/args.json") as f:
         args = json.load(f)

@@ -52,7 +52,7 @@ class VideoWriter:
     def start_ffmpeg(self, height: int, width: int) -> subprocess.Popen:
         from imageio_ffmpeg import get_ffmpeg_exe
 
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
         source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {FRAMES_PER_SECOND} -i -"
         even_size = "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2"  # H.264 takes no odd ones
         target = f"-c:v libx264 -pix_fmt yuv420p -movflags +faststart {even_size} -f mp4"
