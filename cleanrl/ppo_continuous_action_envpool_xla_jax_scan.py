@@ -23,6 +23,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
+
 import flax
 import flax.linen as nn
 import gymnasium as gym
@@ -634,8 +637,10 @@ def check_args(args: Args) -> None:
     for names, low, high, allowed in [
         ("seed", 0, 2**32 - 1, "0 to 4294967295"),
         ("total_timesteps num_minibatches update_epochs", 1, np.inf, "1 or more"),
-        ("num_envs num_steps eval_episodes", 1, 1_000_000, "1 or more, up to 1,000,000"),
-        ("learning_rate clip_coef max_grad_norm target_kl", tiny, huge, "a number above 0"),
+        ("num_envs num_steps", 1, 1_000_000, "1 or more, up to 1,000,000"),
+        ("eval_episodes", 1, 10_000, "1 or more, up to 10,000"),
+        ("learning_rate max_grad_norm target_kl", tiny, huge, "a number above 0"),
+        ("clip_coef", tiny, 1, "a number above 0, up to 1"),
         ("gamma gae_lambda", 0, 1, "a number from 0 to 1"),
         ("ent_coef vf_coef", 0, huge, "0 or more"),
     ]:
@@ -644,8 +649,8 @@ def check_args(args: Args) -> None:
             if value is not None and not low <= value <= high:
                 usage_error(f"--{name.replace('_', '-')} {value}: give {allowed}")
     name = args.exp_name
-    if not (0 < len(name) <= 100 and name.isprintable() and name == os.path.basename(name)) or name.startswith("."):
-        usage_error(f"--exp-name {name!r}: it names files, so give 1 to 100 printable characters without '/'")
+    if not name.isprintable() or not 0 < len(name.encode()) <= 100 or "/" in name or name.startswith("."):
+        usage_error(f"--exp-name {name!r}: it names files, so give 1 to 100 bytes of printable text without '/'")
     if args.batch_size % args.num_minibatches:
         divisors = [n for n in range(1, math.isqrt(args.batch_size) + 1) if args.batch_size % n == 0]
         divisors += [args.batch_size // n for n in divisors]
@@ -662,6 +667,8 @@ def check_args(args: Args) -> None:
             f"--total-timesteps {args.total_timesteps} is less than one rollout of --num-envs x --num-steps = "
             f"{args.batch_size} steps: give {args.batch_size} or more"
         )
+    if args.num_iterations >= 2**31:
+        usage_error(f"--total-timesteps {args.total_timesteps} is more than {2**31 - 1} rollouts: give fewer")
 
 
 def check_env_id(env_id: str) -> None:
@@ -731,12 +738,13 @@ def stop_signals():
             signal.raise_signal(signum)
         received.append((signum, time.time()))
 
-    previous = {signum: signal.signal(signum, receive) for signum in (signal.SIGINT, signal.SIGTERM)}
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, receive)
     try:
         yield received
     finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Progress:
@@ -757,12 +765,14 @@ class Progress:
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
         )
 
+        self.bar.set_postfix_str("compiling")
+
     def update(self, args: Args, metrics: dict[str, Any]) -> None:
         if self.bar.disable:
             return
         episodic_return, length = metrics["charts/avg_episodic_return"], metrics["charts/avg_episodic_length"]
-        if np.isfinite(length):  # nan until an episode has ended
-            self.bar.set_postfix_str(f"return {episodic_return:.1f}, length {length:.0f}", refresh=False)
+        ended = np.isfinite(length)  # nan until an episode has ended
+        self.bar.set_postfix_str(f"return {episodic_return:.1f}, length {length:.0f}" if ended else "", refresh=False)
         self.bar.update(args.batch_size)
         finished = self.bar.n == self.bar.total
         if not self.live and (finished or time.time() - self.last_line_time > self.seconds_between_lines):
@@ -828,10 +838,10 @@ def evaluate_model(args: Args, model_path: str, writer: SummaryWriter, global_st
 def main(args: Args) -> None:
     check_args(args)
     check_env_id(args.env_id)
-    env = make_env(args)
-    run_dir = make_run_dir(args)
-    writer = start_logging(args, run_dir)
     with stop_signals() as stop_signals_received:
+        env = make_env(args)
+        run_dir = make_run_dir(args)
+        writer = start_logging(args, run_dir)
         state = init_state(args, env)
         progress = Progress(args)
         start_time = time.time()

@@ -2,8 +2,11 @@
 
 import os
 import reprlib
-import sys
+import signal
 from dataclasses import dataclass
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C, during the imports too: no traceback
 
 import tyro
 
@@ -53,7 +56,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main(tyro.cli(Args))

@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import shlex
 import sys
 
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData
@@ -20,7 +21,7 @@ A PPO agent trained with [CleanRL](https://github.com/vwxyzjn/cleanrl).
 
 Watch it: download `{model}` and run
 
-    python -m cleanrl_utils.enjoy --exp-name {exp_name} --env-id {env_id} --model-path {model}
+    python -m cleanrl_utils.enjoy --exp-name {quoted_exp_name} --env-id {env_id} --model-path {quoted_model}
 
 Hyperparameters:
 
@@ -80,4 +81,6 @@ def model_card(args: dict, model: str, returns) -> str:
             )
         ],
     )
-    return str(ModelCard(CARD.format(metadata=data.to_yaml(), args=json.dumps(args, indent=2), model=model, **args)))
+    quoted = {"quoted_exp_name": shlex.quote(args["exp_name"]), "quoted_model": shlex.quote(model)}
+    described = {**args, **quoted, "args": json.dumps(args, indent=2), "model": model, "metadata": data.to_yaml()}
+    return str(ModelCard(CARD.format(**described)))
