@@ -79,8 +79,8 @@ def steps_per_second(run: Callable[[], None], iterations: int, batch_size: int) 
 def main(args: Args) -> None:
     script = load_script(args.script)
     packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "envpool"))
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, ")
-    print(f"{packages}, {jax.default_backend()}; medians of {args.rounds} rounds of {args.iterations} iterations\n")
+    print(f"{platform.machine()} with {os.cpu_count()} cores, Python {platform.python_version()}, {packages}, on the")
+    print(f"{jax.default_backend()}; medians of {args.rounds} rounds of {args.iterations} iterations\n")
     print("| environment | raw pool, steps/s | training, steps/s | ratio (lowest - highest) |")
     print("|---|---|---|---|")
     for env_id in args.env_ids:

@@ -101,6 +101,14 @@ def linear_agent(params, obs):
 PARAMS = {"mean": jnp.array(0.5), "log_std": jnp.array([-0.3]), "value": jnp.array(2.0)}
 
 
+def linear_train_state(tx=None):
+    return ppo.TrainState.create(apply_fn=linear_agent, params=PARAMS, tx=tx or optax.identity())
+
+
+def same_arrays(a, b):
+    return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
+
+
 def minibatch(size=12, invalid=(2, 7), seed=0):
     rng = np.random.default_rng(seed)
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
@@ -186,6 +194,33 @@ def test_a_minibatch_of_reset_steps_alone_teaches_nothing():
     assert loss == 0 and not any(jnp.any(x) for x in jax.tree.leaves(gradient))
 
 
+def rollout_of(batch, targets, num_steps=3, num_envs=4):
+    reshape = lambda x: x.reshape(num_steps, num_envs, *x.shape[1:])  # noqa: E731
+    return jax.tree.map(reshape, batch), jax.tree.map(reshape, targets)
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 3, 6])
+def test_an_epoch_visits_every_step_once_and_logs_the_mean_over_its_minibatches(num_minibatches):
+    args = ppo.Args(num_envs=4, num_steps=3, num_minibatches=num_minibatches, norm_adv=False)
+    batch, targets = minibatch(invalid=())
+    _, expected = ppo.ppo_loss(PARAMS, linear_agent, args, batch, targets)
+    agent = linear_train_state(optax.set_to_zero())  # learns nothing: the parameters of all minibatches are the same
+    agent, metrics = ppo.update_epoch(args, agent, *rollout_of(batch, targets), jax.random.PRNGKey(0))
+    assert agent.step == num_minibatches
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_order_of_an_epoch_follows_from_its_key():
+    args = ppo.Args(num_envs=4, num_steps=3, num_minibatches=3)
+    learned = []
+    for seed in (0, 0, 1):
+        rollout = rollout_of(*minibatch())
+        agent, _ = ppo.update_epoch(args, linear_train_state(optax.sgd(0.1)), *rollout, jax.random.PRNGKey(seed))
+        learned.append(agent.params)
+    assert same_arrays(learned[0], learned[1]) and not same_arrays(learned[0], learned[2])
+
+
 # ---------------------------------------------------------------- targets and return statistics
 def trace(reward_of_the_reset_step=0.0):
     """Six steps of two environments; the first is truncated at step 1 and terminated at step 4; and the last obs."""
@@ -196,10 +231,6 @@ def trace(reward_of_the_reset_step=0.0):
     reward = jnp.where(valid == 1, jnp.asarray(rng.normal(3, 10, size=(6, 2))), reward_of_the_reset_step)
     zeros = jnp.zeros((6, 2))
     return ppo.Transition(obs[:-1], zeros[..., None], zeros, reward, terminated, truncated, valid, {}), obs[-1]
-
-
-def linear_train_state():
-    return ppo.TrainState.create(apply_fn=linear_agent, params=PARAMS, tx=optax.identity())
 
 
 def test_return_statistics_are_fed_unnormalised_returns_of_valid_steps():
@@ -315,10 +346,6 @@ def assert_close(a, b, **tolerance):
     jax.tree.map(partial(np.testing.assert_allclose, **{"rtol": 0, "atol": 0, **tolerance}), a, b)
 
 
-def same_arrays(a, b):
-    return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
-
-
 def test_the_same_seed_is_bit_identical_and_compiled_once():
     programs = ppo.train_iteration._cache_size()
     states, metrics = train(SMALL, iterations=3)
@@ -327,6 +354,26 @@ def test_the_same_seed_is_bit_identical_and_compiled_once():
     assert same_arrays(metrics, {name: values[:3] for name, values in same_metrics.items()})
     assert same_arrays(states[2].agent, same_states[2].agent)
     assert same_arrays(states[2].timestep, same_states[2].timestep)
+
+
+def test_the_seed_decides_parameters_and_action_noise():
+    """Of the environments there is one set here; test_wrappers.py has their seeds."""
+    env = probe_pool().make_env()
+    one, same, two = (ppo.init_state(dataclasses.replace(SMALL, seed=seed), env) for seed in (1, 1, 2))
+    assert same_arrays([one.agent, one.key], [same.agent, same.key])
+    assert not same_arrays(one.agent.params, two.agent.params)
+    assert not same_arrays(one.key, two.key)
+
+
+def test_every_action_has_its_own_noise():
+    """In every environment, step and rollout; the observations are the same throughout."""
+    args = dataclasses.replace(SMALL, num_envs=3)
+    state = ppo.init_state(args, ScriptedPool(np.ones((1, 3, 1))).make_env())
+    rollout, actions = jax.jit(ppo.rollout, static_argnums=0), []
+    for _ in range(2):
+        state, batch = rollout(args, state)
+        actions.append(batch.action)
+    assert len(np.unique(actions)) == 2 * args.num_steps * 3
 
 
 def test_nothing_has_64_bits():
