@@ -25,7 +25,9 @@ import os, sys, time
 args = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 env_id, seed = args["--env-id"], args["--seed"]
 open("starts", "a").write(f"{env_id} {seed}\\n")
-run_dir = f"runs/{env_id.replace('/', '-')}__train__{seed}__{int(time.time())}"
+start_time = int(time.time())
+while os.path.exists(run_dir := f"runs/{env_id.replace('/', '-')}__train__{seed}__{start_time}"):
+    start_time += 1
 os.makedirs(run_dir)
 print("step 1\\rstep 2", file=sys.stderr)
 print("tags", os.environ.get("WANDB_TAGS"))
