@@ -169,28 +169,30 @@ def test_the_loss_equals_numpy_over_the_valid_entries(flags):
     np.testing.assert_allclose(loss, expected["losses/loss"], rtol=1e-4)
 
 
+def jitted_gradient(args):
+    """(loss, metrics), gradient of a minibatch and its targets."""
+    gradient = jax.value_and_grad(ppo.ppo_loss, has_aux=True)
+    return jax.jit(lambda batch, targets: gradient(PARAMS, linear_agent, args, batch, targets))
+
+
 @pytest.mark.parametrize("norm_adv", [True, False])
 def test_what_the_reset_step_holds_changes_neither_loss_nor_gradient(norm_adv):
     args, (batch, targets) = ppo.Args(norm_adv=norm_adv, clip_vloss=True), minibatch(invalid=[3])
-    loss_and_gradient = jax.value_and_grad(partial(ppo.ppo_loss, apply_fn=linear_agent, args=args), has_aux=True)
+    loss_and_gradient = jitted_gradient(args)
     spoil = lambda x: x.at[3].set(5.0 if x.dtype == jnp.float32 else True)  # noqa: E731
     spoiled_batch = jax.tree.map(spoil, batch).replace(valid=batch.valid)
-    (loss, metrics), gradient = loss_and_gradient(PARAMS, batch=batch, targets=targets)
-    (same_loss, same_metrics), same_gradient = loss_and_gradient(
-        PARAMS, batch=spoiled_batch, targets=jax.tree.map(spoil, targets)
-    )
+    (loss, metrics), gradient = loss_and_gradient(batch, targets)
+    (same_loss, same_metrics), same_gradient = loss_and_gradient(spoiled_batch, jax.tree.map(spoil, targets))
     assert (loss, metrics, gradient) == (same_loss, same_metrics, same_gradient)
 
     all_valid = spoiled_batch.replace(valid=jnp.ones(12))  # the same content does matter where it is experience
-    (other_loss, _), other_gradient = loss_and_gradient(PARAMS, batch=all_valid, targets=jax.tree.map(spoil, targets))
+    (other_loss, _), other_gradient = loss_and_gradient(all_valid, jax.tree.map(spoil, targets))
     assert loss != other_loss and gradient != other_gradient
 
 
 def test_a_minibatch_of_reset_steps_alone_teaches_nothing():
     batch, targets = minibatch(size=2, invalid=(0, 1))
-    (loss, _), gradient = jax.value_and_grad(ppo.ppo_loss, has_aux=True)(
-        PARAMS, linear_agent, ppo.Args(), batch, targets
-    )
+    (loss, _), gradient = jitted_gradient(ppo.Args())(batch, targets)
     assert loss == 0 and not any(jnp.any(x) for x in jax.tree.leaves(gradient))
 
 
