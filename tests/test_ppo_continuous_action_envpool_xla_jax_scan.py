@@ -105,6 +105,10 @@ def linear_train_state(tx=None):
     return ppo.TrainState.create(apply_fn=linear_agent, params=PARAMS, tx=tx or optax.identity())
 
 
+def assert_close(a, b, **tolerance):
+    jax.tree.map(partial(np.testing.assert_allclose, **{"rtol": 0, "atol": 0, **tolerance}), a, b)
+
+
 def same_arrays(a, b):
     return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
 
@@ -275,6 +279,32 @@ def test_without_norm_return_the_critic_predicts_raw_returns():
     np.testing.assert_allclose(targets.returns, targets.advantage + targets.old_value, rtol=1e-5, atol=1e-5)
 
 
+def test_an_update_is_so_many_epochs_over_targets_computed_anew():
+    sizes = {"num_envs": 2, "num_steps": 6, "num_minibatches": 3, "update_epochs": 3}
+    args = ppo.Args(**sizes, clip_vloss=True, clip_coef=0.05)
+    (batch, last_obs), key = trace(), jax.random.PRNGKey(0)
+    stats = ppo.RunningMeanStd(mean=jnp.zeros(()), var=jnp.array(100.0), count=jnp.array(10.0))
+    agent = linear_train_state(optax.sgd(0.1))
+    timestep = ppo.TimeStep(last_obs, *3 * [jnp.zeros(2)], info={})
+    state = ppo.RunnerState(agent, None, timestep, stats, jnp.array(0), key)
+    learner, metrics = jax.jit(ppo.update, static_argnums=0)(args, state, batch, key)
+
+    first, stats = ppo.compute_targets(args, agent, stats, batch, last_obs)
+    epoch, targets, expected = jax.jit(ppo.update_epoch, static_argnums=0), first, []
+    for epoch_key in jax.random.split(key, 3):
+        agent, epoch_metrics = epoch(args, agent, batch, targets, epoch_key)
+        expected.append(epoch_metrics)
+        targets, stats = ppo.compute_targets(args, agent, stats, batch, last_obs)
+        targets = targets.replace(old_value=first.old_value)  # the loss is clipped around the rollout's values
+    assert_close([learner.agent.params, learner.return_stats], [agent.params, stats], rtol=1e-4)
+    assert first.old_value[0, 0] != ppo.get_value(agent, batch.obs)[0, 0]
+    for name in expected[0]:
+        np.testing.assert_allclose(metrics[name], np.mean([m[name] for m in expected]), rtol=1e-3, atol=1e-6)
+    returns, values = (np.asarray(x)[batch.valid == 1] for x in (first.returns, first.old_value))
+    explained_variance = 1 - np.var(returns - values) / np.var(returns)
+    np.testing.assert_allclose(metrics["losses/explained_variance"], explained_variance, rtol=1e-3, atol=1e-5)
+
+
 # ---------------------------------------------------------------- policy and logged episodes
 def test_log_prob_equals_numpy_and_deterministic_actions_are_the_mean():
     agent = linear_train_state()
@@ -323,9 +353,10 @@ def test_episode_metrics_by_hand():
 @pytest.fixture(scope="module", autouse=True)
 def compile_fast():
     """These tests are about what is computed, not how fast: most of their time is compilation."""
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def train(args, iterations=2):
@@ -342,10 +373,6 @@ def train(args, iterations=2):
 def train_once(iterations=2, **flags):
     """The same, but the tests share the runs."""
     return train(dataclasses.replace(SMALL, **flags), iterations)
-
-
-def assert_close(a, b, **tolerance):
-    jax.tree.map(partial(np.testing.assert_allclose, **{"rtol": 0, "atol": 0, **tolerance}), a, b)
 
 
 def test_the_same_seed_is_bit_identical_and_compiled_once():
@@ -376,6 +403,15 @@ def test_every_action_has_its_own_noise():
         state, batch = rollout(args, state)
         actions.append(batch.action)
     assert len(np.unique(actions)) == 2 * args.num_steps * 3
+
+
+def test_no_random_key_is_used_twice():
+    """The key that an iteration leaves is none of those that its rollout split."""
+    key, used = ppo.init_state(SMALL, ppo.make_env(SMALL)).key, []
+    for _ in range(SMALL.num_steps + 1):
+        used.append(key.tolist())
+        key, _ = jax.random.split(key)
+    assert train_once(iterations=4)[0][0].key.tolist() not in used
 
 
 def test_nothing_has_64_bits():
