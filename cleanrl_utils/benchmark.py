@@ -97,8 +97,8 @@ class Run:
     def path(self) -> str:
         """Path of its files without .log or .json; another command, environment or seed has another."""
         key = hashlib.sha256(json.dumps([self.command, self.env_id, self.seed]).encode()).hexdigest()[:8]
-        name = f"{self.env_id.replace('/', '-')}__{experiment_name(self.command)}__{self.seed}__{key}"
-        return os.path.join(self.log_folder, name)
+        name = f"{self.env_id}__{experiment_name(self.command)}__{self.seed}__{key}"
+        return os.path.join(self.log_folder, name.replace("/", "-"))
 
     @property
     def duration(self) -> str:
@@ -133,6 +133,9 @@ def check_args(args: Args) -> None:
     """Ends the program (see `usage_error`) on a mistake that can be seen before anything runs."""
     if not args.env_ids:
         usage_error("no environments: name some, as in --env-ids Hopper-v4 Walker2d-v4")
+    for env_id in args.env_ids:
+        if not env_id.strip() or not env_id.isprintable():
+            usage_error(f"--env-ids holds {env_id!r}, which is no environment's name")
     if len(set(args.env_ids)) < len(args.env_ids):
         usage_error("--env-ids names an environment twice")
     at_least = {"num_seeds": 1, "start_seed": 0, "workers": 1, "grace_period": 0}
@@ -145,6 +148,8 @@ def check_args(args: Args) -> None:
             usage_error(f"{flag} does nothing without --slurm: add that, or leave both out")
     if args.workers > 1 and (args.slurm or args.slurm_local):
         usage_error(f"--workers {args.workers} is for runs on this machine: give Slurm --slurm-max-parallel")
+    if not args.log_folder:
+        usage_error("--log-folder is empty: give one, or leave it out for logs/")
     check_command(args.command)
 
 
@@ -158,6 +163,8 @@ def check_command(command: str) -> None:
     for arg in argv:
         if re.match("--(env[-_]id|seed)(=|$)", arg):
             usage_error(f"--command holds {arg}, which the benchmark adds: use --env-ids, --start-seed and --num-seeds")
+        if arg in ("&&", "||", "|", ";", "&", ">", ">>", "<"):
+            usage_error(f"--command holds {arg}, but no shell runs it: put it into a script, and give that")
         if re.match(r"\w*(API_KEY|TOKEN|PASSWORD|SECRET)=", arg):
             usage_error(
                 f"--command holds {arg.split('=')[0]}, but it is written to files: export that variable instead"
@@ -182,6 +189,9 @@ def select_runs(args: Args) -> list[Run]:
         passed = [run for run in runs if run not in running and has_passed(run)]
         print(f"resuming: {len(passed)} of {len(runs)} runs passed before, {len(running)} are running", file=sys.stderr)
         runs = [run for run in runs if run not in running + passed]
+        for run in runs:
+            if record := read_record(run):
+                print(f"did not pass: {run}, {exit_reason(record.get('exit_code'))} ({run.path}.log)", file=sys.stderr)
     return runs
 
 
@@ -341,15 +351,17 @@ def display(runs: list[Run]) -> Iterator[Callable[[], None]]:
         live.update(make_table(runs, start_time, len(runs)), refresh=True)
 
 
+def is_second_interrupt(received: list[tuple[int, float]]) -> bool:
+    """Whether the user means it: SIGTERM comes twice from Slurm, and Ctrl-C may come again from a parent process."""
+    return any(signum == signal.SIGINT and t > received[0][1] + 1 for signum, t in received)
+
+
 def run_all(runs: list[Run], args: Args) -> int | None:
     """Runs them, `workers` at a time; returns the signal that stopped it, if one did."""
-    received: list[int] = []
+    received: list[tuple[int, float]] = []
     nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     for signum in [signal.SIGINT, signal.SIGTERM] + [signal.SIGHUP] * (not nohup):
-        signal.signal(signum, lambda signum, _: received.append(signum))
-    # Slurm announces the end of a job's time to each of its processes. Blocked (the runs inherit that), the signal
-    # can't end a run at once: it is seen below, and the runs are asked to end as for the other signals.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        signal.signal(signum, lambda signum, _: received.append((signum, time.time())))
     state, kill_time = git_state(), None
     env = child_env(args, state["git_describe"])
     with display(runs) as refresh:
@@ -358,20 +370,20 @@ def run_all(runs: list[Run], args: Args) -> int | None:
                 running = [run for run in runs if run.status == "running"]
                 for run in running:
                     if run.process.poll() is not None:
+                        if received:  # Slurm sends a signal to the runs too, and what ends by it may exit with 0
+                            run.stopped_by = signal.Signals(received[0][0]).name
                         run.end_time = time.time()
                         run.status = "stopped" if run.stopped_by else "failed" if run.process.returncode else "done"
                         write_record(run, state)
                 running = [run for run in running if run.status == "running"]
-                if not received and signal.SIGUSR2 in signal.sigpending():
-                    received.append(signal.SIGUSR2)
                 if received and kill_time is None:
                     kill_time = time.time() + args.grace_period
-                    name = signal.Signals(received[0]).name
-                    print(f"{name}: stopping {len(running)} runs; the same again kills them at once", flush=True)
+                    name = signal.Signals(received[0][0]).name
+                    print(f"{name}: stopping {len(running)} runs; one more Ctrl-C kills them at once", flush=True)
                     for run in running:
                         run.stopped_by = name
                         run.process.terminate()
-                elif received and (len(received) > 1 or time.time() > kill_time):
+                elif received and (is_second_interrupt(received) or time.time() > kill_time):
                     for run in running:
                         kill(run)
                 waiting = [run for run in runs if run.status == "waiting" and not received]
@@ -379,7 +391,7 @@ def run_all(runs: list[Run], args: Args) -> int | None:
                     start(run, env, state)
                 refresh()
                 if not running and not waiting:
-                    return received[0] if received else None
+                    return received[0][0] if received else None
                 time.sleep(0.2)
         finally:
             for run in runs:
@@ -403,11 +415,13 @@ def submit(runs: list[Run], args: Args) -> None:
         cpus_per_task=args.slurm_cpus_per_task,
         gpus_per_node=args.slurm_gpus_per_task or None,  # each job is one task on one node
         slurm_partition=args.slurm_partition,
+        slurm_signal_delay_s=0,  # no SIGUSR2 before the time is up, when SIGTERM comes: it may be a minute early
         slurm_array_parallelism=args.slurm_max_parallel or len(runs),
         slurm_srun_args=[f"--cpus-per-task={args.slurm_cpus_per_task}"],  # srun doesn't take it from sbatch
     )
     program = [sys.executable, "-m", "cleanrl_utils.benchmark", f"--log-folder={args.log_folder}", "--num-seeds=1"]
     program += [f"--command={args.command}", f"--grace-period={args.grace_period}"]
+    program += ["--resume"] * args.resume  # for what another job has done by the time that this one starts
     argvs = [[*program, f"--start-seed={run.seed}", "--env-ids", run.env_id] for run in runs]
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for submitit's own processes on this machine
     try:  # exec: signals and the exit code are then those of this program, not of submitit
