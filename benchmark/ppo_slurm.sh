@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # The runs of the PPO benchmark as one Slurm job array: MuJoCo environments x seeds, one job each.
 # Needs submitit (pip install submitit), and a checkout and Python environment that every node sees.
 #
@@ -7,13 +8,17 @@
 #   bash benchmark/ppo_slurm.sh --slurm-partition gpu --slurm-gpus-per-task 1
 #
 # What has no flag goes by sbatch's own variables: export SBATCH_ACCOUNT=..., SBATCH_QOS=..., SBATCH_MEM_PER_NODE=...
+# The same three seeds as in ppo.sh; its three more of Hopper go by --env-ids, --start-seed and --command, as there.
+set -euo pipefail
+
+env_ids=(
+    Hopper-v4 HalfCheetah-v4 Walker2d-v4 Ant-v4 Swimmer-v4 Reacher-v4 Pusher-v4
+    InvertedPendulum-v4 InvertedDoublePendulum-v4
+)
+
 python -m cleanrl_utils.benchmark \
-    --env-ids Hopper-v4 Walker2d-v4 HalfCheetah-v4 Ant-v4 Swimmer-v4 Reacher-v4 InvertedPendulum-v4 InvertedDoublePendulum-v4 \
+    --env-ids "${env_ids[@]}" \
     --command "python cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py --total-timesteps 1000000" \
-    --num-seeds 3 \
-    --start-seed 1 \
-    --slurm \
-    --slurm-cpus-per-task 4 \
-    --slurm-time 60 \
-    --slurm-max-parallel 8 \
+    --num-seeds 3 --start-seed 1 \
+    --slurm --slurm-cpus-per-task 4 --slurm-time 60 --slurm-max-parallel 8 \
     "$@"

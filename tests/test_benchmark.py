@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -44,7 +45,7 @@ if env_id.startswith(("Stubborn", "Polite")):
             print("saved")
             sys.exit()
     signal.signal(signal.SIGTERM, stop)
-    open("ready", "w")
+    open("ready", "w").write(str(os.getpid()))
     while True:
         time.sleep(60)
 """
@@ -206,6 +207,21 @@ def test_a_run_that_is_still_going_is_not_started_again(folder, capsys):
         assert capsys.readouterr().out == "python train.py --env-id Good-v1 --seed 2\n"
 
 
+def test_resume_after_the_runner_was_killed(folder, capsys):
+    def left():
+        assert main(Args(("Polite-v1",), "python train.py", num_seeds=1, resume=True, dry_run=True)) == 0
+        return capsys.readouterr().out
+
+    process = start_benchmark("--env-ids", "Polite-v1", "--num-seeds", "1")
+    wait_for(lambda: (folder / "ready").exists() and (folder / "ready").read_text())
+    process.kill()
+    process.communicate(timeout=30)
+    assert left() == "", "the run goes on"
+    os.kill(int((folder / "ready").read_text()), signal.SIGTERM)
+    wait_for(left)
+    assert record(folder, "Polite-v1", 1)["exit_code"] is None, "nobody was there to see it"
+
+
 def test_dry_run_prints_the_commands_and_writes_nothing(folder, capsys):
     assert main(Args(("A-v1", "B b"), "python train.py --x '1 2'", num_seeds=2, dry_run=True)) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -298,20 +314,26 @@ def test_a_run_that_will_not_stop_is_killed(folder, second_signal):
     process.send_signal(signal.SIGINT)
     (log,) = (folder / "logs").glob("*.log")
     wait_for(lambda: "not me" in log.read_text())
-    while second_signal and process.poll() is None:  # in vain for a second
+    if second_signal:
+        time.sleep(1.1)  # sooner, it counts as the same one
         process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130, out
     assert record(folder, "Stubborn-v1", 1)["exit_code"] == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_stops_in_its_own_time_has_not_passed(folder, capsys, signum):
+@pytest.mark.parametrize("signum, run_first", [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)])
+def test_a_run_that_stops_in_its_own_time_has_not_passed(folder, capsys, signum, run_first):
     process = start_benchmark("--env-ids", "Polite-v1", "--num-seeds", "1")
-    wait_for((folder / "ready").exists)
+    wait_for(lambda: (folder / "ready").exists() and (folder / "ready").read_text())
+    if run_first:  # Slurm sends it to both
+        process.send_signal(signal.SIGSTOP)
+        pid = int((folder / "ready").read_text())
+        os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: ") Z " in Path(f"/proc/{pid}/stat").read_text())
     for _ in range(2):  # as it comes from a terminal through `uv run`, or from Slurm
         process.send_signal(signum)
+    process.send_signal(signal.SIGCONT)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 128 + signum, out
     kept = record(folder, "Polite-v1", 1)
@@ -356,6 +378,19 @@ def test_commit_and_tags_from_git(folder, monkeypatch, tags, expected):
     assert f"tags {expected.format(describe='v1-dirty')}" in last_lines(Run("python train.py", "Good-v1", 1, "logs"), 9)
 
 
+def test_git_state_where_there_is_little_of_it(folder, monkeypatch):
+    nothing = {"git_commit": None, "git_dirty": None, "git_describe": None}
+    assert benchmark.git_state() == nothing
+    git("init", "-q")
+    assert benchmark.git_state() == nothing, "no commit yet"
+    commit = git_commit()
+    git("checkout", "-q", "--detach")
+    state = benchmark.git_state()
+    assert (state["git_commit"], state["git_dirty"]) == (commit, False) and commit.startswith(state["git_describe"])
+    monkeypatch.setenv("PATH", "")
+    assert benchmark.git_state() == nothing, "no git"
+
+
 def test_run_folder_is_not_guessed(folder):
     run = Run("python train.py", "Good-v1", 1, "logs", start_time=100.7)
     for name in ("Good-v1__train__1__99", "Good-v1__train__2__100", "Good-v1__other__1__100", "Good-v1__train__1__100"):
@@ -397,6 +432,20 @@ def test_slurm_says_what_is_missing(folder, capsys, monkeypatch):
         with pytest.raises(SystemExit, match="2"):
             main(args)
         assert capsys.readouterr().err.startswith("error: --slurm: no sbatch and srun here")
+
+
+def test_the_slurm_template_has_the_runs_of_the_benchmark(monkeypatch):
+    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    template = ["bash", "benchmark/ppo_slurm.sh", "--dry-run"]
+    result = subprocess.run(template, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    text = (ROOT / "benchmark/ppo.sh").read_text()
+    env_ids = re.search(r"env_ids=\((.*?)\)", text, re.DOTALL)[1].split()
+    command = re.search('--command "(.*)"', text)[1]
+    assert result.stdout.splitlines() == [
+        f"{command} --env-id {e} --seed {seed}" for seed in (1, 2, 3) for e in env_ids
+    ]
 
 
 needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed")
