@@ -191,7 +191,8 @@ def select_runs(args: Args) -> list[Run]:
         runs = [run for run in runs if run not in running + passed]
         for run in runs:
             if record := read_record(run):
-                print(f"did not pass: {run}, {exit_reason(record.get('exit_code'))} ({run.path}.log)", file=sys.stderr)
+                reason = exit_reason(record.get("exit_code"), record.get("stopped_by"))
+                print(f"did not pass: {run}, {reason} ({run.path}.log)", file=sys.stderr)
     return runs
 
 
@@ -272,7 +273,9 @@ def find_run_dir(run: Run) -> str | None:
     return run_dirs[0] if len(run_dirs) == 1 else None
 
 
-def exit_reason(exit_code: int | None) -> str:
+def exit_reason(exit_code: int | None, stopped_by: str | None = None) -> str:
+    if stopped_by:
+        return f"stopped by {stopped_by}"
     if exit_code is None:
         return "never ended"
     return f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}, {signal.strsignal(-exit_code)}"
@@ -362,6 +365,9 @@ def run_all(runs: list[Run], args: Args) -> int | None:
     nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     for signum in [signal.SIGINT, signal.SIGTERM] + [signal.SIGHUP] * (not nohup):
         signal.signal(signum, lambda signum, _: received.append((signum, time.time())))
+    # SIGUSR2 announces the end to a job: Slurm's before preemption, to each of its processes, and submitit's local one.
+    # Blocked (the runs inherit that), it can't end a run at once: it is seen below, and the runs are asked to end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     state, kill_time = git_state(), None
     env = child_env(args, state["git_describe"])
     with display(runs) as refresh:
@@ -376,6 +382,8 @@ def run_all(runs: list[Run], args: Args) -> int | None:
                         run.status = "stopped" if run.stopped_by else "failed" if run.process.returncode else "done"
                         write_record(run, state)
                 running = [run for run in running if run.status == "running"]
+                if not received and signal.SIGUSR2 in signal.sigpending():
+                    received.append((signal.SIGUSR2, time.time()))
                 if received and kill_time is None:
                     kill_time = time.time() + args.grace_period
                     name = signal.Signals(received[0][0]).name
@@ -445,7 +453,9 @@ def report(runs: list[Run]) -> int:
     """Names what failed, with the end of its log; returns the exit code."""
     failed = [run for run in runs if not has_passed(run)]
     for run in failed:
-        print(f"\nfailed: {run}, {exit_reason(read_record(run).get('exit_code'))}", file=sys.stderr)
+        record = read_record(run)
+        reason = exit_reason(record.get("exit_code"), record.get("stopped_by"))
+        print(f"\nfailed: {run}, {reason}", file=sys.stderr)
         for line in last_lines(run, 5):
             print(f"    {line}", file=sys.stderr)
         print(f"    ({run.path}.log)", file=sys.stderr)

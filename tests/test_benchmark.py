@@ -266,6 +266,7 @@ MISTAKES = {
 def test_a_mistake_is_one_line(folder, capsys, line, monkeypatch):
     (folder / "train").touch(mode=0o755)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
     with pytest.raises(SystemExit, match="2"):
         main(Args(**{"env_ids": ("A-v1",), "command": "python train.py", **MISTAKES[line]}))
     err = capsys.readouterr().err
@@ -281,7 +282,7 @@ def test_a_mistake_at_the_command_line(folder):
     assert result.stderr.startswith("error: no environments") and result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
 def test_a_signal_stops_the_runs(folder, signum):
     args = ["--env-ids", "Slow-v1", "--num-seeds", "3", "--workers", "2"]
     process = start_benchmark(*args)
@@ -339,7 +340,9 @@ def test_a_run_that_stops_in_its_own_time_has_not_passed(folder, capsys, signum,
     kept = record(folder, "Polite-v1", 1)
     assert (kept["exit_code"], kept["stopped_by"]) == (0, signum.name)
     assert main(Args(("Polite-v1",), "python train.py", num_seeds=1, resume=True, dry_run=True)) == 0
-    assert "Polite-v1 --seed 1" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "Polite-v1 --seed 1" in out
+    assert f"did not pass: Polite-v1 seed 1, stopped by {signum.name} (logs/" in err
 
 
 def test_a_live_table_on_a_terminal(folder):
