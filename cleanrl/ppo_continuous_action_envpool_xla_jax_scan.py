@@ -821,8 +821,7 @@ def log(writer: SummaryWriter, metrics: dict[str, Any], global_step: int) -> Non
             writer.add_scalar(name, value, global_step)
 
 
-def evaluate_model(args: Args, model_path: str, writer: SummaryWriter, global_step: int) -> np.ndarray:
-    """Raw returns, [eval_episodes], of the saved model."""
+def evaluate_model(args: Args, model_path: str, writer: SummaryWriter, global_step: int) -> None:
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 
     video_path = f"{os.path.dirname(model_path)}/videos/{args.exp_name}.mp4" if args.capture_video else None
@@ -832,7 +831,9 @@ def evaluate_model(args: Args, model_path: str, writer: SummaryWriter, global_st
     print(f"  evaluation  return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f} ", end="")
     print(f"({args.eval_episodes} episodes, deterministic actions)")
     log(writer, {"eval/episodic_return": returns.mean(), "eval/episodic_length": lengths.mean()}, global_step)
-    return returns
+    evaluation = {"episodic_return": returns.tolist(), "episodic_length": lengths.tolist()}
+    evaluation = json.dumps({"global_step": global_step, **evaluation})
+    write_file(f"{os.path.dirname(model_path)}/evaluation.json", evaluation.encode())
 
 
 def main(args: Args) -> None:
@@ -869,7 +870,7 @@ def main(args: Args) -> None:
     writer.flush()
     if args.save_model and not stop_signals_received:
         try:
-            returns = evaluate_model(args, model_path, writer, global_step)
+            evaluate_model(args, model_path, writer, global_step)
         except KeyboardInterrupt:  # the model is saved
             stop_signals_received.append((signal.SIGINT, time.time()))
     writer.close()
@@ -878,7 +879,7 @@ def main(args: Args) -> None:
     if args.upload_model:
         from cleanrl_utils.huggingface import push_to_hub
 
-        push_to_hub(run_dir, returns, args.hf_entity)
+        push_to_hub(run_dir, args.hf_entity)
     uv_run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
     print("next:")
     print(f"  {uv_run}tensorboard --logdir runs")

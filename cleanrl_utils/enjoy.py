@@ -1,8 +1,13 @@
-"""Watches a trained model: python -m cleanrl_utils.enjoy --exp-name ppo_... --env-id Hopper-v4"""
+"""Watches a trained model: python -m cleanrl_utils.enjoy --exp-name ppo_... --env-id Hopper-v4
+
+With --hf-entity or --hf-repository the model comes from the Hugging Face Hub.
+"""
 
 import os
 import reprlib
 import signal
+import sys
+import tempfile
 from dataclasses import dataclass
 
 if __name__ == "__main__":
@@ -11,7 +16,7 @@ if __name__ == "__main__":
 import tyro
 
 from cleanrl_utils.errors import usage_error
-from cleanrl_utils.models import find_model, load_script, read_model
+from cleanrl_utils.models import MAX_FILE_SIZE, find_model, load_script, read_model
 
 
 @dataclass(frozen=True)
@@ -22,16 +27,53 @@ class Args:
     """the name of the experiment that trained the model"""
     model_path: str | None = None
     """the model (default: the newest in `runs` of that experiment and environment)"""
+    hf_entity: str | None = None
+    """the user or org name whose model on the Hugging Face Hub is to be watched"""
+    hf_repository: str | None = None
+    """the model's repository there (default: {hf_entity}/{env_id}-{exp_name}-seed{seed})"""
     eval_episodes: int = 10
     """the number of episodes"""
     seed: int = 1
-    """seed of the environments"""
+    """seed of the environments, and of the model that `hf_entity` names"""
     capture_video: bool = False
-    """whether to record the first episode (to a folder `videos` beside the model)"""
+    """whether to record the first episode (to a folder `videos` beside the model; of a hub's model, here)"""
 
 
 def main(args: Args) -> None:
-    model_path = args.model_path or find_model(args.exp_name, args.env_id)
+    if args.hf_entity or args.hf_repository:
+        if args.model_path:
+            usage_error("--model-path and --hf-entity or --hf-repository: give one of them")
+        name = f"{args.env_id.replace('/', '-')}-{args.exp_name}-seed{args.seed}"
+        with tempfile.TemporaryDirectory(prefix="cleanrl-") as folder:
+            watch(args, download_model(args, folder), video_path=f"videos/{name}.mp4")
+    else:
+        model_path = args.model_path or find_model(args.exp_name, args.env_id)
+        name = f"{args.exp_name}-seed{args.seed}"
+        watch(args, model_path, video_path=os.path.join(os.path.dirname(model_path), "videos", f"{name}.mp4"))
+
+
+def download_model(args: Args, folder: str) -> str:
+    """Path, below the folder, of the hub's model: an untrusted file, of which only the size is checked here.
+
+    Ends the program with a line if the hub has no such file (exit code 2) or can't be reached (1).
+    """
+    from cleanrl_utils.hub import HubError, download, repository_name
+
+    repository = args.hf_repository or f"{args.hf_entity}/{repository_name(args.env_id, args.exp_name, args.seed)}"
+    filename = f"{args.exp_name}.cleanrl_model"
+    try:
+        data = download(repository, filename, MAX_FILE_SIZE)
+    except HubError as error:
+        print(f"error: can't get {filename} from {repository}: {error}", file=sys.stderr)
+        sys.exit(1 if error.temporary else 2)
+    path = os.path.join(folder, repository, os.path.basename(filename))
+    os.makedirs(os.path.dirname(path))
+    with open(path, "wb") as f:
+        f.write(data)
+    return path
+
+
+def watch(args: Args, model_path: str, video_path: str) -> None:
     model = read_model(model_path)
     for name in ("exp_name", "env_id"):
         saved, asked = model["args"].get(name), getattr(args, name)
@@ -41,9 +83,7 @@ def main(args: Args) -> None:
     script = load_script(model["script"])
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 
-    video_path = None
-    if args.capture_video:
-        video_path = os.path.join(os.path.dirname(model_path), "videos", f"{args.exp_name}-seed{args.seed}.mp4")
+    video_path = video_path if args.capture_video else None
     returns, lengths = evaluate(
         model_path, script, video_path=video_path, eval_episodes=args.eval_episodes, seed=args.seed
     )
