@@ -345,6 +345,12 @@ def test_what_else_can_be_wrong_is_a_line(what, run_dir, hub, capfd, monkeypatch
     assert out == "" and "password" not in err and TOKEN[9:] not in err and snapshot(run_dir) == before
 
 
+def test_a_token_of_another_kind_is_hidden_too(run_dir, hub, capfd, monkeypatch, plain_picture):
+    monkeypatch.setenv("HF_TOKEN", "eyJ.another-kind_of.token")
+    hub.faults["whoami"] = Fault(403, headers={"X-Error-Message": "no eyJ.another-kind_of.token, no"})
+    assert_not_uploaded(run_dir, capfd, ": no ***, no;")
+
+
 def test_ctrl_c_during_the_upload_ends_in_the_line(run_dir, hub, capfd, plain_picture):
     hub.faults["commit"] = Fault("hang")
 
