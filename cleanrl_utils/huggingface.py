@@ -1,6 +1,6 @@
 """Puts a finished run on the Hugging Face Hub: python -m cleanrl_utils.huggingface runs/Hopper-v4__...
 
-The run's folder stays as it is. Without `evaluation.json` in it (the training was interrupted), it is evaluated first.
+A run without an `evaluation.json` (its training was interrupted) is evaluated first.
 """
 
 import glob
