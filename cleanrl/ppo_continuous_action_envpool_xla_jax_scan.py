@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -59,7 +59,9 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of wandb's project"""
     capture_video: bool = False
-    """whether to record the evaluation's first episode (to the `videos` folder of the run)"""
+    """whether to record the final evaluation's first episode (to the `videos` folder of the run)"""
+    video_interval: int | None = None
+    """with --capture-video: record at every k-th of the evaluations during training too"""
     save_model: bool = True
     """whether to save and evaluate the final agent (in the folder of the run)"""
     upload_model: bool = False
@@ -111,7 +113,9 @@ class Args:
     target_kl: float | None = None
     """the KL divergence (mean of an epoch) above which an iteration's remaining epochs are skipped"""
     eval_episodes: int = 10
-    """the number of episodes that evaluate the final agent"""
+    """the number of episodes of an evaluation"""
+    eval_interval: int | None = None
+    """save and evaluate the agent after every k-th iteration too, not only at the end"""
 
     @property
     def batch_size(self) -> int:
@@ -636,7 +640,7 @@ def check_args(args: Args) -> None:
     tiny, huge = np.finfo(np.float32).tiny, np.finfo(np.float32).max
     for names, low, high, allowed in [
         ("seed", 0, 2**32 - 1, "0 to 4294967295"),
-        ("total_timesteps num_minibatches update_epochs", 1, np.inf, "1 or more"),
+        ("total_timesteps num_minibatches update_epochs eval_interval video_interval", 1, np.inf, "1 or more"),
         ("num_envs num_steps", 1, 1_000_000, "1 or more, up to 1,000,000"),
         ("eval_episodes", 1, 10_000, "1 or more, up to 10,000"),
         ("learning_rate max_grad_norm target_kl", tiny, huge, "a number above 0"),
@@ -660,8 +664,14 @@ def check_args(args: Args) -> None:
             f"--num-minibatches {args.num_minibatches} does not divide --num-envs x --num-steps = {args.num_envs} x "
             f"{args.num_steps} = {args.batch_size}: the nearest to do so: {' and '.join(map(str, below + above))}"
         )
-    if not args.save_model and (args.capture_video or args.upload_model):
-        usage_error("--capture-video and --upload-model need the saved model: leave out --no-save-model")
+    if not args.save_model and (args.capture_video or args.upload_model or args.eval_interval):
+        usage_error("--capture-video, --upload-model and --eval-interval save the model: leave out --no-save-model")
+    if args.upload_model:
+        from cleanrl_utils.hub import check_repository_name
+
+        check_repository_name(args)
+    if args.video_interval and not (args.capture_video and args.eval_interval):
+        usage_error("--video-interval counts evaluations to record: give --capture-video and --eval-interval too")
     if args.total_timesteps < args.batch_size:
         usage_error(
             f"--total-timesteps {args.total_timesteps} is less than one rollout of --num-envs x --num-steps = "
@@ -713,8 +723,14 @@ def write_file(path: str, data: bytes) -> None:
     os.replace(path + ".tmp", path)
 
 
+def evaluation_path(model_path: str) -> str:
+    return os.path.join(os.path.dirname(model_path), "evaluation.json")
+
+
 def save_model(path: str, args: Args, state: RunnerState) -> None:
     """Arguments, parameters and wrapper statistics as msgpack: data with names, nothing executable."""
+    with suppress(FileNotFoundError):
+        os.remove(evaluation_path(path))  # it was of the model before
     model = {
         "script": os.path.basename(__file__)[: -len(".py")],
         "args": asdict(args),
@@ -821,19 +837,29 @@ def log(writer: SummaryWriter, metrics: dict[str, Any], global_step: int) -> Non
             writer.add_scalar(name, value, global_step)
 
 
-def evaluate_model(args: Args, model_path: str, writer: SummaryWriter, global_step: int) -> None:
-    from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
+@lru_cache(maxsize=1)
+def make_evaluator(args: Args):
+    """One for all evaluations of a run, imported and made when the first is due."""
+    from cleanrl_utils.evals.ppo_envpool_jax_eval import Evaluator
 
-    video_path = f"{os.path.dirname(model_path)}/videos/{args.exp_name}.mp4" if args.capture_video else None
-    returns, lengths = evaluate(model_path, sys.modules[__name__], video_path=video_path)
+    return Evaluator(sys.modules[__name__], args)
+
+
+def evaluate_model(args: Args, model_path: str, writer: SummaryWriter, global_step: int, video_path: str | None = None):
+    returns, lengths = make_evaluator(args)(model_path, video_path)
     if video_path and os.path.exists(video_path):
-        print(f"  video       {video_path}")
-    print(f"  evaluation  return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f} ", end="")
-    print(f"({args.eval_episodes} episodes, deterministic actions)")
+        tqdm.write(f"  video       {video_path}")
+        if args.track:
+            import wandb
+
+            wandb.log({"video": wandb.Video(video_path, format="mp4"), "global_step": global_step})
+    tqdm.write(
+        f"  evaluation  return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f} "
+        f"at step {global_step:,} ({args.eval_episodes} episodes, deterministic actions)"
+    )
+    episodes = {"episodic_return": returns.tolist(), "episodic_length": lengths.tolist()}
+    write_file(evaluation_path(model_path), json.dumps({"global_step": global_step, **episodes}, indent=2).encode())
     log(writer, {"eval/episodic_return": returns.mean(), "eval/episodic_length": lengths.mean()}, global_step)
-    evaluation = {"episodic_return": returns.tolist(), "episodic_length": lengths.tolist()}
-    evaluation = json.dumps({"global_step": global_step, **evaluation})
-    write_file(f"{os.path.dirname(model_path)}/evaluation.json", evaluation.encode())
 
 
 def main(args: Args) -> None:
@@ -842,6 +868,8 @@ def main(args: Args) -> None:
     with stop_signals() as stop_signals_received:
         env = make_env(args)
         run_dir = make_run_dir(args)
+        model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
+        videos = f"{run_dir}/videos/{args.exp_name}"
         writer = start_logging(args, run_dir)
         state = init_state(args, env)
         progress = Progress(args)
@@ -859,18 +887,25 @@ def main(args: Args) -> None:
                 sys.exit(f"diverged: the loss is {metrics['losses/loss']} at step {global_step}; lower --learning-rate")
             if stop_signals_received:
                 break
+            if args.eval_interval and iteration % args.eval_interval == 0 and iteration < args.num_iterations:
+                evaluation_start_time = time.time()
+                save_model(model_path, args, state)
+                recorded = args.video_interval and iteration // args.eval_interval % args.video_interval == 0
+                video_path = f"{videos}-step{global_step}.mp4" if recorded else None
+                evaluate_model(args, model_path, writer, global_step, video_path)
+                start_time += time.time() - evaluation_start_time  # so that SPS is the training's
         progress.close()
 
         print(f"\n{args.env_id}: {global_step:,} steps, {metrics['charts/SPS']:,.0f} per second")
         print(f"  curves      {run_dir}")
         if args.save_model:
-            model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
             save_model(model_path, args, state)
             print(f"  model       {model_path}")
     writer.flush()
     if args.save_model and not stop_signals_received:
         try:
-            evaluate_model(args, model_path, writer, global_step)
+            video_path = f"{videos}.mp4" if args.capture_video else None
+            evaluate_model(args, model_path, writer, global_step, video_path)
         except KeyboardInterrupt:  # the model is saved
             stop_signals_received.append((signal.SIGINT, time.time()))
     writer.close()

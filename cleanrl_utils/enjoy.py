@@ -16,7 +16,7 @@ if __name__ == "__main__":
 import tyro
 
 from cleanrl_utils.errors import usage_error
-from cleanrl_utils.models import MAX_FILE_SIZE, find_model, load_script, read_model
+from cleanrl_utils.models import MAX_FILE_SIZE, find_model, load_script, read_model, zoo_path
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class Args:
     exp_name: str = "ppo_continuous_action_envpool_xla_jax_scan"
     """the name of the experiment that trained the model"""
     model_path: str | None = None
-    """the model (default: the newest in `runs` of that experiment and environment)"""
+    """the model (default: the newest in `runs` of that experiment and environment, else the zoo's)"""
+    zoo: bool = False
+    """whether to take the zoo's model, whatever there is in `runs`"""
     hf_entity: str | None = None
     """the user or org name whose model on the Hugging Face Hub is to be watched"""
     hf_repository: str | None = None
@@ -36,20 +38,20 @@ class Args:
     seed: int = 1
     """seed of the environments, and of the model that `hf_entity` names"""
     capture_video: bool = False
-    """whether to record the first episode (to a folder `videos` beside the model; of a hub's model, here)"""
+    """whether to record the first episode (to the folder `videos` of the run; for other models, of this folder)"""
 
 
 def main(args: Args) -> None:
-    if args.hf_entity or args.hf_repository:
-        if args.model_path:
-            usage_error("--model-path and --hf-entity or --hf-repository: give one of them")
-        name = f"{args.env_id.replace('/', '-')}-{args.exp_name}-seed{args.seed}"
+    on_hub = bool(args.hf_entity or args.hf_repository)
+    if on_hub + args.zoo + bool(args.model_path) > 1:
+        usage_error("--model-path, --zoo, and --hf-entity or --hf-repository: give one of them")
+    if on_hub:
         with tempfile.TemporaryDirectory(prefix="cleanrl-") as folder:
-            watch(args, download_model(args, folder), video_path=f"videos/{name}.mp4")
-    else:
-        model_path = args.model_path or find_model(args.exp_name, args.env_id)
-        name = f"{args.exp_name}-seed{args.seed}"
-        watch(args, model_path, video_path=os.path.join(os.path.dirname(model_path), "videos", f"{name}.mp4"))
+            watch(args, download_model(args, folder), video_folder="")
+        return
+    model_path = args.model_path or find_model(args.exp_name, args.env_id, runs=None if args.zoo else "runs")
+    from_zoo = model_path == zoo_path(args.exp_name, args.env_id)
+    watch(args, model_path, video_folder="" if from_zoo else os.path.dirname(model_path))
 
 
 def download_model(args: Args, folder: str) -> str:
@@ -73,7 +75,7 @@ def download_model(args: Args, folder: str) -> str:
     return path
 
 
-def watch(args: Args, model_path: str, video_path: str) -> None:
+def watch(args: Args, model_path: str, video_folder: str) -> None:
     model = read_model(model_path)
     for name in ("exp_name", "env_id"):
         saved, asked = model["args"].get(name), getattr(args, name)
@@ -83,7 +85,8 @@ def watch(args: Args, model_path: str, video_path: str) -> None:
     script = load_script(model["script"])
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 
-    video_path = video_path if args.capture_video else None
+    name = f"{args.env_id.replace('/', '-')}-{args.exp_name}-seed{args.seed}"
+    video_path = os.path.join(video_folder, "videos", f"{name}.mp4") if args.capture_video else None
     returns, lengths = evaluate(
         model_path, script, video_path=video_path, eval_episodes=args.eval_episodes, seed=args.seed
     )

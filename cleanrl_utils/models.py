@@ -17,6 +17,7 @@ from cleanrl_utils.errors import usage_error
 
 MAX_FILE_SIZE = 64 * 1024 * 1024  # bytes; Python needs up to 70 times as much for a file of nothing but empty dicts
 PARTS = {"script": str, "args": dict, "params": dict, "wrappers": dict, "versions": dict}
+ZOO_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zoo_models")
 SCRIPTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cleanrl")
 
 
@@ -93,10 +94,19 @@ def restore(template, saved, path: str, part: str):
     return jax.tree.map(jax.numpy.asarray, flax.serialization.from_state_dict(template, saved))
 
 
-def find_model(exp_name: str, env_id: str, runs: str = "runs") -> str:
-    """Path of the newest model of that experiment and environment below `runs`."""
+def find_model(exp_name: str, env_id: str, runs: str | None = "runs") -> str:
+    """Path of the newest model of that experiment and environment below `runs`, or else of the zoo's."""
     name = f"{glob.escape(env_id.replace('/', '-'))}__{glob.escape(exp_name)}__*__*"
-    paths = glob.glob(os.path.join(glob.escape(runs), name, f"{glob.escape(exp_name)}.cleanrl_model"))
-    if not paths:
-        usage_error(f"no model of {exp_name} for {env_id} in {os.path.abspath(runs)}: train one, or give --model-path")
-    return max(paths, key=lambda path: (os.path.getmtime(path), path))
+    paths = glob.glob(os.path.join(glob.escape(runs), name, f"{glob.escape(exp_name)}.cleanrl_model")) if runs else []
+    if paths:
+        return max(paths, key=lambda path: (os.path.getmtime(path), path))
+    if not os.path.exists(zoo_path(exp_name, env_id)):
+        searched = f"{os.path.abspath(runs)} and the zoo" if runs else "the zoo"
+        usage_error(f"no model of {exp_name} for {env_id} in {searched}: train one, or give --model-path")
+    return zoo_path(exp_name, env_id)
+
+
+def zoo_path(exp_name: str, env_id: str) -> str:
+    """Where the model of that experiment and environment lies that comes with the package, if there is one."""
+    folder, file = env_id.replace("/", "-"), f"{exp_name.replace('/', '-')}.cleanrl_model"
+    return os.path.join(ZOO_FOLDER, folder, file)

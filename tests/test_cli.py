@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hub_stub import TOKEN, HubStub
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from video_frames import frames_of
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 from cleanrl_utils.models import read_model
@@ -129,6 +130,7 @@ def runs(tmp_path_factory, hub):
     root = tmp_path_factory.mktemp("runs")
     online = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "WANDB_MODE": "offline"}
     extras = {"exp_name": "mine", "track": True, "capture_video": True, "upload_model": True, "seed": 3}
+    extras |= {"eval_interval": 1, "video_interval": 2}
     optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
     pool = ThreadPoolExecutor(2)
     futures = {
@@ -173,9 +175,8 @@ def test_a_run_leaves_its_files_and_says_what_comes_next(runs, env_id):
     assert re.fullmatch(rf"{env_id}__{NAME}__1__\d{{10}}", run_dir.name)
     events, *others = sorted(file.replace("events.", "0events.") for file in files_below(result.cwd / "runs"))
     prefix = f"{run_dir.name}/"
-    assert sorted(others + [events]) == sorted(
-        [prefix + "args.json", prefix + "evaluation.json", events, f"{prefix}{NAME}.cleanrl_model"]
-    ), others
+    files = [prefix + name for name in ("args.json", "evaluation.json", f"{NAME}.cleanrl_model")]
+    assert sorted(others + [events]) == sorted([*files, events]), others
     assert files_below(result.cwd) == [f"runs/{file}" for file in files_below(result.cwd / "runs")]
 
     args = ppo.Args(env_id=env_id, total_timesteps=1024 if env_id == "Hopper-v4" else 512, **SIZES)
@@ -187,13 +188,14 @@ def test_a_run_leaves_its_files_and_says_what_comes_next(runs, env_id):
     assert evaluation["global_step"] == args.total_timesteps and len(evaluation["episodic_length"]) == 2
 
     ((step, mean),) = scalars(run_dir)["eval/episodic_return"]
-    assert step == args.total_timesteps and mean == pytest.approx(np.mean(evaluation["episodic_return"]), rel=1e-6)
+    assert step == args.total_timesteps
+    assert np.mean(evaluation["episodic_return"]) == pytest.approx(mean)
     assert re.fullmatch(
         rf"""
 {env_id}: {step:,} steps, [\d,]+ per second
   curves      runs/{run_dir.name}
   model       runs/{run_dir.name}/{NAME}.cleanrl_model
-  evaluation  return {mean:.1f} ± [\d.]+, length \d+ \(2 episodes, deterministic actions\)
+  evaluation  return {mean:.1f} ± [\d.]+, length \d+ at step {step:,} \(2 episodes, deterministic actions\)
 next:
   tensorboard --logdir runs
   python -m cleanrl_utils.enjoy --exp-name {NAME} --env-id {env_id}
@@ -371,7 +373,12 @@ BAD_INPUT = {  # what is wrong -> arguments, words of the one line
     "nan": ({"gamma": float("nan")}, ["--gamma nan", "0 to 1"]),
     "infinite": ({"learning_rate": float("inf")}, ["--learning-rate inf"]),
     "video of no model": ({"save_model": False, "capture_video": True}, ["--capture-video", "--no-save-model"]),
+    "evaluations of no model": ({"save_model": False, "eval_interval": 1}, ["--eval-interval", "--no-save-model"]),
+    "videos of no evaluation": ({"capture_video": True, "video_interval": 1}, ["--video-interval", "--eval-interval"]),
+    "no videos": ({"eval_interval": 1, "video_interval": 1}, ["--video-interval", "--capture-video"]),
     "upload of no model": ({"save_model": False, "upload_model": True}, ["--upload-model", "--no-save-model"]),
+    "upload of a bad name": ({"upload_model": True, "exp_name": "a b"}, ["--exp-name", "Pendulum-v1-a b-seed1"]),
+    "upload to a bad name": ({"upload_model": True, "hf_entity": "a/b"}, ["--hf-entity", "a/b/Pendulum"]),
     "name with a folder": ({"exp_name": "a/b"}, ["--exp-name", "'a/b'"]),
     "name above": ({"exp_name": ".."}, ["--exp-name"]),
     "no name": ({"exp_name": ""}, ["--exp-name"]),
@@ -384,7 +391,9 @@ BAD_INPUT = {  # what is wrong -> arguments, words of the one line
     "clip above 1": ({"clip_coef": 1.5}, ["--clip-coef 1.5", "up to 1"]),
     "too many episodes": ({"eval_episodes": 10**9}, ["--eval-episodes", "10,000"]),
 }
-for name in "total_timesteps num_envs num_steps num_minibatches update_epochs eval_episodes".split():
+for name in (
+    "total_timesteps num_envs num_steps num_minibatches update_epochs eval_episodes eval_interval video_interval"
+).split():
     for value in (0, -4):
         BAD_INPUT[f"{name} {value}"] = ({name: value}, [f"--{name.replace('_', '-')} {value}", "1 or more"])
 for name in "gamma gae_lambda".split():
@@ -456,7 +465,9 @@ def test_tracking_records_the_arguments_and_every_tag(runs):
 
     history = [record["history"]["item"] for record in records if record["type"] == "history"]
     curves = scalars(run_dir_of(result))
-    assert [item["global_step"] for item in history] == [128, 256, 384, 512]
+    assert sorted({item["global_step"] for item in history}) == [128, 256, 384, 512]
+    assert [item["global_step"] for item in history if "video.path" in item] == [256, 512]
+    assert len(list((folder / "files" / "media" / "videos").glob("*.mp4"))) == 2
     for tag, points in curves.items():
         tracked = [(item["global_step"], item[tag]) for item in history if tag in item]
         assert tracked == [(step, pytest.approx(value, rel=1e-5, abs=1e-12)) for step, value in points], tag
@@ -479,11 +490,54 @@ def test_a_run_that_diverges_stops_with_a_line_and_saves_no_model(runs):
     assert list(result.cwd.rglob("events.*")) and not list(result.cwd.rglob("*.cleanrl_model"))
 
 
-def test_the_video_lies_in_the_folder_of_the_run(runs):
+def test_evaluations_during_training_and_at_the_end(runs):
     result = runs["extras"].result()
-    video = run_dir_of(result) / "videos" / "mine.mp4"
-    assert files_below(video.parent) == ["mine.mp4"] and video.stat().st_size > 1000
-    assert f"runs/{run_dir_of(result).name}/videos/mine.mp4" in result.out
+    run_dir = run_dir_of(result)
+    points = scalars(run_dir)["eval/episodic_return"]
+    assert [step for step, _ in points] == [128, 256, 384, 512]
+    lines = [line for line in result.out.splitlines() if line.startswith("  evaluation")]
+    for line, (step, mean) in zip(lines, points, strict=True):
+        assert line.startswith(f"  evaluation  return {mean:.1f} ± ") and f"at step {step} (2 episodes" in line
+    assert json.loads((run_dir / "evaluation.json").read_text())["global_step"] == 512
+
+
+def test_the_videos_lie_in_the_folder_of_the_run(runs):
+    result = runs["extras"].result()
+    folder = run_dir_of(result) / "videos"
+    assert files_below(folder) == ["mine-step256.mp4", "mine.mp4"]  # of the 2nd evaluation, and the last
+    for name in files_below(folder):
+        assert f"  video       runs/{folder.parent.name}/videos/{name}\n" in result.out
+        assert len(frames_of(folder / name)) == 200
+
+
+def test_training_does_not_notice_its_evaluations(in_process):
+    """The same curves, but for the times, and the same model."""
+    for name, eval_interval in [("a", None), ("b", 1)]:
+        args = ppo.Args(env_id="Pendulum-v1", exp_name=name, total_timesteps=384, eval_interval=eval_interval, **SIZES)
+        ppo.main(args)
+    (a,), (b,) = (list(in_process.glob(f"runs/*__{name}__*")) for name in "ab")
+    params_a, params_b = (read_model(str(next(run_dir.glob("*.cleanrl_model"))))["params"] for run_dir in (a, b))
+    assert jax.tree.all(jax.tree.map(np.array_equal, params_a, params_b))
+    curves_a, curves_b = scalars(a), scalars(b)
+    assert curves_a.keys() == curves_b.keys()
+    assert all(curves_a[tag] == curves_b[tag] for tag in curves_a if "SPS" not in tag and "eval" not in tag)
+
+
+def test_an_evaluation_of_an_earlier_model_is_not_left_beside_a_later_one(in_process, monkeypatch):
+    train_iteration, calls = ppo.train_iteration, []
+
+    def stop_at_the_second(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return train_iteration(*args)
+
+    monkeypatch.setattr(ppo, "train_iteration", stop_at_the_second)
+    with pytest.raises(SystemExit):
+        ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=384, eval_interval=1, **SIZES))
+    (run_dir,) = in_process.glob("runs/*")
+    assert [step for step, _ in scalars(run_dir)["eval/episodic_return"]] == [128]
+    assert list(run_dir.glob("*.cleanrl_model")) and not (run_dir / "evaluation.json").exists()
 
 
 def test_the_run_arrives_at_the_hub_whole(runs, hub):
@@ -492,10 +546,12 @@ def test_the_run_arrives_at_the_hub_whole(runs, hub):
     repository = "alice/Pendulum-v1-mine-seed3"
     assert f"  hub         {hub.url}/{repository}\n" in result.out and "not uploaded" not in result.err
     files = dict(hub.repositories[repository])
+    assert files.pop("replay.mp4") == (run_dir / "videos" / "mine.mp4").read_bytes()  # the newest
     for name in files_below(run_dir):  # the curves up to the evaluation included
-        assert files.pop(name.replace("videos/mine.mp4", "replay.mp4")) == (run_dir / name).read_bytes(), name
+        if not name.startswith("videos/"):
+            assert files.pop(name) == (run_dir / name).read_bytes(), name
     assert files.keys() == {"README.md", SCRIPT.name, "requirements.txt"}  # no curve: no episode has ended
-    ((_, mean),) = scalars(run_dir)["eval/episodic_return"]
+    *_, (_, mean) = scalars(run_dir)["eval/episodic_return"]
     assert f"{mean:.2f} +/- " in files["README.md"].decode()
 
 

@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 from scripted_pool import ScriptedPool
+from video_frames import frames_of
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 from cleanrl_utils import enjoy, video
@@ -245,7 +246,7 @@ def test_enjoy_as_a_command(runs):
     for i in (1, 2):
         assert re.fullmatch(rf"  episode +{i}   return +[\d.]+   length +\d+", lines[i]), lines
     assert re.fullmatch(r"  mean ± std    return +[\d.]+ ± [\d.]+   length [\d.]+", lines[3])
-    path = runs.parent / "videos" / "hop-seed1.mp4"
+    path = runs.parent / "videos" / "Hopper-v4-hop-seed1.mp4"
     assert lines[4].split() == ["video", str(path)] and len(lines) == 5
     assert sorted(os.listdir(runs.parent)) == ["hop.cleanrl_model", "videos"] and os.listdir() == ["runs"]
 
@@ -315,27 +316,6 @@ def test_enjoy_with_bad_input(runs, capfd, args, words):
 
 
 # ---------------------------------------------------------------- videos
-def frames_of(path):
-    """[frames, height, width, 3], decoded by ffmpeg."""
-    from imageio_ffmpeg import get_ffmpeg_exe
-
-    command = [
-        get_ffmpeg_exe(),
-        "-i",
-        str(path),
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-fps_mode",
-        "passthrough",
-        "-",
-    ]
-    decoded = subprocess.run(command, capture_output=True, check=True)
-    width, height = map(int, re.search(rb"Video: h264.* (\d+)x(\d+)", decoded.stderr).groups())
-    return np.frombuffer(decoded.stdout, np.uint8).reshape(-1, height, width, 3)
-
-
 def test_the_video_shows_the_first_episode(pendulum, tmp_path, capfd):
     path = tmp_path / "videos" / "v.mp4"
     returns, _ = evaluate(pendulum, ppo, video_path=str(path))
@@ -345,23 +325,6 @@ def test_the_video_shows_the_first_episode(pendulum, tmp_path, capfd):
     assert len(frames) == 200
     assert frames.std(axis=(1, 2, 3)).min() > 5
     assert np.abs(frames[0].astype(int) - frames[-1]).max() > 30
-
-
-def test_frames_of_odd_size(tmp_path):
-    with video.VideoWriter(str(tmp_path / "videos" / "v.mp4")) as writer:
-        for i in range(5):
-            writer.write(lambda: np.full((33, 47, 3), 40 * i, np.uint8))  # noqa: B023
-    frames = frames_of(tmp_path / "videos" / "v.mp4")
-    assert frames.shape == (5, 34, 48, 3)
-    assert np.abs(frames[:, 5, 5, 0] - 40.0 * np.arange(5)).max() < 8
-
-
-def test_a_video_cut_short_leaves_no_file(tmp_path, capfd):
-    with pytest.raises(KeyboardInterrupt), video.VideoWriter(str(tmp_path / "v.mp4")) as writer:
-        writer.write(lambda: np.zeros((32, 32, 3), np.uint8))
-        raise KeyboardInterrupt
-    assert os.listdir(tmp_path) == []
-    assert capfd.readouterr().err == "no video: KeyboardInterrupt while recording\n"
 
 
 def raise_os_error(*_):

@@ -480,7 +480,7 @@ SIZES = {
 }
 TESTED_ELSEWHERE = {  # in test_cli.py, but eval_episodes: in test_wrappers.py
     *("exp_name", "track", "wandb_project_name", "wandb_entity", "capture_video", "progress"),
-    *("save_model", "upload_model", "hf_entity", "eval_episodes"),
+    *("save_model", "upload_model", "hf_entity", "eval_episodes", "eval_interval", "video_interval"),
 }
 
 

@@ -1,5 +1,6 @@
 """Evaluates a saved PPO model with the environment and the policy of the script that trained it."""
 
+import dataclasses
 import os
 import sys
 from types import ModuleType
@@ -12,64 +13,92 @@ from cleanrl_utils.models import read_model, restore, restore_args
 from cleanrl_utils.video import VideoWriter, why_no_video
 
 
-def load_agent(model_path: str, script: ModuleType, **overrides):
-    """The evaluation environments (not yet reset; statistics restored and frozen) and the agent of a saved model.
+class Evaluator:
+    """Evaluates saved models in environments that are made once: EnvPool never frees them.
 
-    `script` is the training script's module. `overrides` replace saved arguments (`eval_episodes`, `seed`, ...).
-    A file that does not fit the script ends the program with a line.
+    `script` is the training script's module. Each call goes on where the last one left the environments' streams.
     """
+
+    def __init__(self, script: ModuleType, args):
+        if args.capture_video and (reason := why_no_video()):
+            print(f"no video: {reason}", file=sys.stderr)
+            args = dataclasses.replace(args, capture_video=False)
+        self.script, self.args = script, args
+        self.env = script.make_env(args, evaluation=True)
+        self.agent = script.make_agent(args, self.env, jax.random.PRNGKey(0))
+        self.step = jax.jit(lambda env, action: env.step(action))
+        self.act = jax.jit(self.deterministic_action)
+
+    def deterministic_action(self, agent, obs):
+        action, _ = self.script.get_action(agent, obs, jax.random.PRNGKey(0), deterministic=True)
+        return action.reshape(self.env.action_shape)
+
+    def load(self, model_path: str):
+        """The environments (not yet reset; statistics restored and frozen) and the agent of a saved model.
+
+        A file that does not fit the script ends the program with a line.
+        """
+        model = read_model(model_path)
+        check_script(self.script, model, model_path)
+        wrappers = []
+        for wrapper in self.env.wrappers:
+            if hasattr(wrapper, "stats"):
+                name = type(wrapper).__name__
+                stats = restore(wrapper.stats, model["wrappers"].get(name, {}), model_path, name)
+                wrapper = wrapper.replace(stats=stats)
+            wrappers.append(wrapper)
+        params = restore(self.agent.params, model["params"], model_path, "params")
+        return self.env.replace(wrappers=tuple(wrappers)), self.agent.replace(params=params)
+
+    def __call__(self, model_path: str, video_path: str | None = None):
+        """Raw returns and lengths, both [eval_episodes], of the first episode of each of `eval_episodes` environments.
+
+        Actions are deterministic. One episode per environment: of episodes that run side by side, the first N to
+        finish would be the short ones. With `video_path`, the first environment's episode is recorded there.
+        """
+        env, agent = self.load(model_path)
+        env, timestep = env.reset()
+        running = np.ones(env.num_envs, bool)
+        returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
+        with VideoWriter(video_path if self.args.capture_video else None) as video:
+            while running.any():
+                if running[0]:
+                    video.write(lambda: self.env.envs.render(env_ids=[0])[0])
+                action = self.act(agent, timestep.obs)
+                if not np.isfinite(action).all():  # Box2D would take minutes for a step with one
+                    usage_error(
+                        f"{model_path}: the policy's actions are not finite: train it anew, with a lower learning rate"
+                    )
+                env, timestep = self.step(env, action)
+                ended = running & np.asarray(timestep.done)
+                returns[ended] = np.asarray(timestep.info["episodic_return"])[ended]
+                lengths[ended] = np.asarray(timestep.info["episodic_length"])[ended]
+                running &= ~ended
+        return returns, lengths
+
+
+def check_script(script: ModuleType, model: dict, model_path: str) -> None:
+    name = os.path.basename(script.__file__)[: -len(".py")]
+    if model["script"] != name:
+        usage_error(f"{model_path} was saved by the script {model['script'][:100]!r}, not by {name}")
+
+
+def make_evaluator(model_path: str, script: ModuleType, **overrides) -> Evaluator:
+    """An evaluator with the arguments of a saved model; `overrides` replace some (`eval_episodes`, `seed`, ...)."""
     model = read_model(model_path)
-    script_name = os.path.basename(script.__file__)[: -len(".py")]
-    if model["script"] != script_name:
-        usage_error(f"{model_path} was saved by the script {model['script'][:100]!r}, not by {script_name}")
+    check_script(script, model, model_path)
     args = restore_args(script.Args, model["args"], model_path, **overrides)
     script.check_args(args)
     script.check_env_id(args.env_id)
-    env = script.make_env(args, evaluation=True)
-    wrappers = []
-    for wrapper in env.wrappers:
-        if hasattr(wrapper, "stats"):
-            name = type(wrapper).__name__
-            wrapper = wrapper.replace(stats=restore(wrapper.stats, model["wrappers"].get(name, {}), model_path, name))
-        wrappers.append(wrapper)
-    env = env.replace(wrappers=tuple(wrappers))
-    agent = script.make_agent(args, env, jax.random.PRNGKey(0))
-    return env, agent.replace(params=restore(agent.params, model["params"], model_path, "params"))
+    return Evaluator(script, args)
+
+
+def load_agent(model_path: str, script: ModuleType, **overrides):
+    """The environments and the agent of a saved model, see `Evaluator.load`."""
+    return make_evaluator(model_path, script, **overrides).load(model_path)
 
 
 def evaluate(model_path: str, script: ModuleType, video_path: str | None = None, **overrides):
-    """Raw returns and lengths, both [eval_episodes], of the first episode of each of `eval_episodes` environments.
-
-    Actions are deterministic. One episode per environment: of episodes that run side by side, the first N to
-    finish would be the short ones. With `video_path`, the first environment's episode is recorded there.
-    """
-    if video_path and (reason := why_no_video()):
-        print(f"no video: {reason}", file=sys.stderr)
-        video_path = None
-    env, agent = load_agent(model_path, script, capture_video=video_path is not None, **overrides)
-
-    @jax.jit
-    def act(agent, obs):
-        action, _ = script.get_action(agent, obs, jax.random.PRNGKey(0), deterministic=True)
-        return action.reshape(env.action_shape)
-
-    step = jax.jit(lambda env, action: env.step(action))
-    envs = env.envs
-    env, timestep = env.reset()
-    running = np.ones(env.num_envs, bool)
-    returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
-    with VideoWriter(video_path) as video:
-        while running.any():
-            if running[0]:
-                video.write(lambda: envs.render(env_ids=[0])[0])
-            action = act(agent, timestep.obs)
-            if not np.isfinite(action).all():  # Box2D would take minutes for a step with one
-                usage_error(
-                    f"{model_path}: the policy's actions are not finite: train it anew, with a lower learning rate"
-                )
-            env, timestep = step(env, action)
-            ended = running & np.asarray(timestep.done)
-            returns[ended] = np.asarray(timestep.info["episodic_return"])[ended]
-            lengths[ended] = np.asarray(timestep.info["episodic_length"])[ended]
-            running &= ~ended
-    return returns, lengths
+    """Raw returns and lengths of a saved model, see `Evaluator`: the same at each call."""
+    evaluator = make_evaluator(model_path, script, capture_video=video_path is not None, **overrides)
+    return evaluator(model_path, video_path)
