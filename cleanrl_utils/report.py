@@ -1,10 +1,16 @@
 """Tables, learning curves and a regression check from the runs on this machine.
 
     python -m cleanrl_utils.report --runs runs --output docs/benchmark/ppo --references benchmark/references.csv
+    python -m cleanrl_utils.report --runs runs --references benchmark/references.csv --check-sources tianshou
     python -m cleanrl_utils.report --runs runs --check benchmark/regression.csv
 
-The first writes ppo.md (table), ppo.png and ppo.svg (curves) and ppo.csv (their data); the second exits with 1 if a
-return has fallen below its minimum. A run counts once it has finished; of two that differ in nothing, the newer does.
+The first writes ppo.md (table), ppo.png and ppo.svg (curves) and ppo.csv (their data). The others are the regression
+check: exit code 1 if the mean return over the seeds lies below its minimum, which for a published result is
+
+    its mean - 2 s / sqrt(n), with n seeds and s the larger of two standard deviations, the seeds' and the published
+
+(two standard errors below it), and for the project's own minima what the file says. With --output, the check's table
+is written too. A run counts once it has finished; of two that differ in nothing, the newer does.
 """
 
 import csv
@@ -50,6 +56,8 @@ class Args:
     """where to write NAME.md, NAME.png, NAME.svg and NAME.csv, without an ending; not given: the table is printed"""
     references: str | None = None
     """published results to compare with: a csv file of env_id,source,budget,mean,std,note"""
+    check_sources: tuple[str, ...] = ()
+    """sources in `--references` that returns must not fall below, but for their spread; exit code 1 if one does"""
     check: str | None = None
     """minimal returns: a csv file of env_id,exp_name,total_timesteps,minimum,source; exit code 1 below one of them"""
     log_folder: str = "logs"
@@ -271,8 +279,9 @@ class Minimum:
     env_id: str
     exp_name: str
     total_timesteps: int
-    minimum: float
+    minimum: float  # nan if nothing was published
     source: str
+    published: str = "-"
 
 
 def parse_budget(text: str) -> int:
@@ -318,14 +327,39 @@ def read_minima(path: str) -> list[Minimum]:
     return [Minimum(*row) for row in read_csv(path, columns)]
 
 
+def lowest_return(reference: Reference, returns: np.ndarray) -> float:
+    """The lowest mean of these returns, one per seed, that is no regression (see the top of this file)."""
+    std = returns.std(ddof=1) if len(returns) > 1 else 0.0
+    return reference.mean - 2 * np.nanmax([std, reference.std]) / math.sqrt(len(returns))
+
+
+def published_minima(references: list[Reference], groups: list[Group], sources: tuple[str, ...]) -> list[Minimum]:
+    """Of each group for each of the sources, and one of nan if none of them published its environment and budget."""
+    minima = []
+    for group in groups if sources else ():
+        key = group.env_id, group.exp_name, group.total_timesteps
+        found = [ref for source, ref in matching(references, group).items() if source in sources]
+        for ref in found:
+            limit = lowest_return(ref, group.training_returns)
+            minima.append(Minimum(*key, limit, ref.source, format_mean_std(ref.mean, ref.std)))
+        if not found:
+            minima.append(Minimum(*key, math.nan, ", ".join(sources)))
+    return minima
+
+
 def check_minima(minima: list[Minimum], groups: list[Group]) -> tuple[str, bool]:
     """The regression check as a Markdown table, and whether all is well. A group that is missing is not."""
     by_key = {(group.env_id, group.exp_name, group.total_timesteps): group for group in groups}
     rows, all_pass = [], True
     for minimum in minima:
         group = by_key.get((minimum.env_id, minimum.exp_name, minimum.total_timesteps))
-        passed = group is not None and bool(group.training_returns.mean() >= minimum.minimum)
-        all_pass = all_pass and passed
+        if group is None:
+            result = "**FAIL**: no finished run"
+        elif math.isnan(minimum.minimum):
+            result = "no reference"
+        else:
+            result = "pass" if group.training_returns.mean() >= minimum.minimum else "**FAIL**"
+        all_pass = all_pass and "FAIL" not in result
         rows.append(
             [
                 minimum.env_id,
@@ -333,13 +367,14 @@ def check_minima(minima: list[Minimum], groups: list[Group]) -> tuple[str, bool]
                 format_steps(minimum.total_timesteps),
                 "-" if group is None else len(group.runs),
                 "-" if group is None else format_returns(group.training_returns),
-                format_number(minimum.minimum),
-                "pass" if passed else "**FAIL**: no finished run" if group is None else "**FAIL**",
                 minimum.source,
+                minimum.published,
+                format_number(minimum.minimum),
+                result,
             ]
         )
-    header = ["Environment", "Experiment", "Steps", "Seeds", "Training return", "Minimum", "Result", "Source"]
-    return markdown_table(header, rows), all_pass
+    header = ["Environment", "Experiment", "Steps", "Seeds", "Training return", "Source", "Published"]
+    return markdown_table([*header, "Minimum", "Result"], rows), all_pass
 
 
 # ---------------------------------------------------------------- Markdown
@@ -421,6 +456,16 @@ def results_table(groups: list[Group], references: list[Reference]) -> str:
             ]
         )
     return markdown_table(header, rows)
+
+
+def check_text(table: str, minima: list[Minimum]) -> str:
+    text = "The mean training return must not lie below the minimum"
+    if any(minimum.published != "-" for minimum in minima):
+        text += (
+            ": for a published result, its mean - 2 s / √n, with n seeds and s the larger of two standard deviations, "
+            "the seeds' and the published one"
+        )
+    return f"Regression check. {text}.\n\n{table}"
 
 
 def command_line(args: Args) -> str:
@@ -665,6 +710,10 @@ def main(args: Args) -> None:
     minima = [m for m in minima if not args.exp_names or m.exp_name in args.exp_names]
     if args.check and not minima:
         usage_error(f"{args.check} has no minimum for what was asked: there is nothing to check")
+    sources = distinct(reference.source for reference in references)
+    for source in args.check_sources:
+        if source not in sources:
+            usage_error(f"--check-sources {source}: --references has {', '.join(sources) or 'to name a file'}")
 
     runs, left_out = read_runs(args)
     for line in left_out:
@@ -674,17 +723,23 @@ def main(args: Args) -> None:
         usage_error(f"no finished runs{asked} in {', '.join(args.runs)}")
     groups = group_runs(runs, args.env_ids)
     names = {name for group in groups for name in (group.exp_name, group.env_id)}
+    names |= {name for minimum in minima for name in (minimum.exp_name, minimum.env_id)}  # there the check fails
     without_runs = [name for name in args.exp_names + args.env_ids if name not in names]
-    if without_runs and not args.check:  # there it is the check that fails
+    if without_runs:
         usage_error(f"no finished runs of {', '.join(without_runs)} in {', '.join(args.runs)}")
 
+    published = published_minima(references, groups, args.check_sources)
+    if published and all(math.isnan(minimum.minimum) for minimum in published):
+        usage_error(f"{', '.join(args.check_sources)} published nothing for these runs: there is nothing to check")
+
     table = results_table(groups, references)
+    minima += published
     check_table, all_pass = check_minima(minima, groups)
     try:
         if args.output:
             markdown = f"{report_header(args, groups, references)}\n{table}\n"
             markdown += f"![Learning curves: mean over seeds, band from the lowest to the highest seed]({name}.png)\n"
-            markdown += f"\nRegression check:\n\n{check_table}" if minima else ""
+            markdown += f"\n{check_text(check_table, minima)}" if minima else ""
             write_report(args.output, markdown, groups, references)
             print(f"wrote {', '.join(args.output + ending for ending in OUTPUT_ENDINGS)}")
         else:

@@ -326,6 +326,58 @@ def test_one_failure_fails_the_check_and_the_filters_apply_to_it(tmp_path):
     assert exit_code(Args(**args, env_ids=("Hopper-v4", "Ant-v4"))) == 1
 
 
+@pytest.mark.parametrize(
+    "returns, published, minimum, result",
+    [
+        # three seeds whose deviation is 1: 2 / sqrt(3) = 1.155 below
+        ([4.2, 5.2, 6.2], "6.3,0.5", "5.15", "pass"),
+        ([4.2, 5.2, 6.2], "6.4,0.5", "5.25", "**FAIL**"),
+        ([4.2, 5.2, 6.2], "6.3,", "5.15", "pass"),
+        ([4.2, 5.2, 6.2], "6.4,", "5.25", "**FAIL**"),
+        # the published deviation is the larger one: 4 / sqrt(3) = 2.309
+        ([4.2, 5.2, 6.2], "7.4,2", "5.09", "pass"),
+        ([4.2, 5.2, 6.2], "7.6,2", "5.29", "**FAIL**"),
+        ([-5.8, -4.8, -3.8], "-3.7,0.3", "-4.85", "pass"),
+        ([-5.8, -4.8, -3.8], "-3.6,0.3", "-4.75", "**FAIL**"),
+        # one seed has no deviation: the published one, if there is one
+        ([4.2], "6.0,1", "4.00", "pass"),
+        ([4.2], "6.3,1", "4.30", "**FAIL**"),
+        ([4.2], "4.1,", "4.10", "pass"),
+        ([4.2], "4.3,", "4.30", "**FAIL**"),
+    ],
+)
+def test_check_against_published_results(tmp_path, capsys, returns, published, minimum, result):
+    for seed, mean in enumerate(returns):
+        write_run(tmp_path / "runs", seed, [(100, mean)] * 5)
+    lines = f"Hopper-v4,tianshou,500,{published},\nHopper-v4,rl-zoo,500,99,,\nAnt-v4,tianshou,1M,99,,\n"
+    (tmp_path / "references.csv").write_text("env_id,source,budget,mean,std,note\n" + lines)
+    args = Args(runs=(f"{tmp_path}/runs",), references=f"{tmp_path}/references.csv", check_sources=("tianshou",))
+    code = 1 if "FAIL" in result else None
+    assert (exit_code(args) if code else main(args)) == code
+    check_table = capsys.readouterr().out.split("\n\n", 1)[1]
+    row = table_row(check_table, "Hopper-v4")  # and none for the source that was not named
+    assert (row["Result"], row["Minimum"], row["Source"]) == (result, minimum, "tianshou")
+    assert row["Seeds"] == str(len(returns))
+
+
+def test_the_check_names_what_nobody_published_and_joins_both_kinds(tmp_path, capsys):
+    write_seeds(tmp_path / "runs")
+    write_run(tmp_path / "runs", 1, env_id="Ant-v4")
+    (tmp_path / "references.csv").write_text(REFERENCES)
+    (tmp_path / "check.csv").write_text(CHECK_HEADER + "Ant-v4,ppo,500,4,\nHopper-v4,ppo,500,9,issue 2\n")
+    options = {"runs": (f"{tmp_path}/runs",), "references": f"{tmp_path}/references.csv"}
+    options["check_sources"] = ("tianshou", "rl-zoo")
+    main(Args(**options))
+    check_table = capsys.readouterr().out.split("\n\n", 1)[1]
+    assert table_row(check_table, "Ant-v4")["Result"] == "no reference"  # tianshou's is of another budget
+    assert check_table.count("| pass |") == 2
+    assert exit_code(Args(**options, check=f"{tmp_path}/check.csv", output=f"{tmp_path}/ppo")) == 1
+    check_table = capsys.readouterr().out.split("\n", 1)[1]
+    text = (tmp_path / "ppo.md").read_text()
+    assert check_table.strip() in text and "2 s / √n" in text
+    assert [check_table.count(result) for result in ("| pass |", "| **FAIL** |", "| no reference |")] == [3, 1, 1]
+
+
 def test_the_command_exits_with_1_on_a_regression(tmp_path):
     write_run(tmp_path / "runs", 1)
     (tmp_path / "check.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,5,\n")
@@ -351,6 +403,10 @@ def test_the_command_exits_with_1_on_a_regression(tmp_path):
         ({"output": "{}/out", "references": "{}/check.csv"}, "its first line lacks budget, mean, std, note"),
         ({"output": "{}/out", "check": "{}/bad.csv"}, "bad.csv, line 3: minimum is 'high', which is not a number"),
         ({"output": "{}/out", "check": "{}/check.csv", "env_ids": ("Ant-v4",)}, "there is nothing to check"),
+        ({"check": "{}/check.csv", "env_ids": ("Hopper-v4", "Ant-v4")}, "no finished runs of Ant-v4 in {}/runs"),
+        ({"check_sources": ("tianshou",)}, "--check-sources tianshou: --references has to name a file"),
+        ({"references": "{}/refs.csv", "check_sources": ("Tianshou",)}, "Tianshou: --references has tianshou, rl-zoo"),
+        ({"references": "{}/refs.csv", "check_sources": ("elsewhere",)}, "elsewhere published nothing for these runs"),
         ({"openrlbenchmark_store": "{}/a file"}, "can't write {}/a file"),
     ],
 )
@@ -360,6 +416,7 @@ def test_mistakes_end_in_one_line(tmp_path, capsys, options, message):
     (tmp_path / "a file").write_text("")
     (tmp_path / "check.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,1,\n")
     (tmp_path / "bad.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,1,\nAnt-v4,ppo,500,high,\n")
+    (tmp_path / "refs.csv").write_text(REFERENCES)
     before = sorted(tmp_path.rglob("*"))
 
     def fill(value):
