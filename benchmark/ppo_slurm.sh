@@ -10,11 +10,7 @@
 # What has no flag goes by sbatch's own variables: export SBATCH_ACCOUNT=..., SBATCH_QOS=..., SBATCH_MEM_PER_NODE=...
 # The same three seeds as in ppo.sh; its three more of Hopper go by --env-ids, --start-seed and --command, as there.
 set -euo pipefail
-
-env_ids=(
-    Hopper-v4 HalfCheetah-v4 Walker2d-v4 Ant-v4 Swimmer-v4 Reacher-v4 Pusher-v4
-    InvertedPendulum-v4 InvertedDoublePendulum-v4
-)
+source benchmark/ppo_env_ids.sh
 
 python -m cleanrl_utils.benchmark \
     --env-ids "${env_ids[@]}" \

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -26,9 +27,10 @@ def write_run(folder, seed=1, iterations=ITERATIONS, total=500, env_id="Hopper-v
     config = {"env_id": env_id, "exp_name": exp_name, "seed": seed, "total_timesteps": total, "eval_episodes": 10}
     (path / "args.json").write_text(json.dumps(config))
     writer = SummaryWriter(str(path))
+    start_time = time.time()
     for i, (episodes, mean) in enumerate(iterations, start=options.get("first_iteration", 1)):
         step = i * BATCH_SIZE
-        writer.add_scalar("charts/episodes", episodes, step)
+        writer.add_scalar("charts/episodes", episodes, step, walltime=start_time + i * options.get("seconds", 0))
         if mean is not None:
             writer.add_scalar("charts/episodic_return", mean, step)
             writer.add_scalar("charts/avg_episodic_return", mean + 0.5, step)

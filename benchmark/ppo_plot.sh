@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# The tables and pictures in docs/benchmark/ from the runs of ppo.sh. Exit code 1: a return has regressed.
+# Of all its environments, or of those that are named: bash benchmark/ppo_plot.sh Hopper-v4 Walker2d-v4
+set -euo pipefail
+source benchmark/ppo_env_ids.sh
+[ $# -eq 0 ] || env_ids=("$@")
+exp_name=ppo_continuous_action_envpool_xla_jax_scan
+
+uv run python -m cleanrl_utils.rlops --runs runs -- \
+    --filters '?we=local&wpn=cleanRL&ceik=env_id&cen=exp_name&metric=charts/avg_episodic_return' \
+        "$exp_name?tag=1M&cl=$exp_name" \
+    --env-ids "${env_ids[@]}" \
+    --output-filename "docs/benchmark/rlops/$exp_name" \
+    --pc.ncols 3 --pc.ncols-legend 1 \
+    --rliable \
+    --rc.score_normalization_method maxmin \
+    --rc.normalized_score_threshold 1.0 \
+    --rc.sample_efficiency_plots \
+    --rc.sample_efficiency_and_walltime_efficiency_method Median \
+    --rc.performance_profile_plots \
+    --rc.aggregate_metrics_plots \
+    --rc.sample_efficiency_num_bootstrap_reps 2000 \
+    --rc.performance_profile_num_bootstrap_reps 2000 \
+    --rc.interval_estimates_num_bootstrap_reps 2000
+
+uv run python -m cleanrl_utils.report --runs runs \
+    --exp-names "$exp_name" more_seeds --env-ids "${env_ids[@]}" \
+    --references benchmark/references.csv --check-sources tianshou cleanrl-pr355 \
+    --check benchmark/regression.csv \
+    --output "docs/benchmark/$exp_name"
