@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables and pictures in docs/benchmark/ from the runs of ppo.sh. Exit code 1: a return has regressed.
+# The tables and pictures in docs/benchmark/ from the runs of ppo.sh. Exit code 1: a return lies below its minimum.
 # Of all its environments, or of those that are named: bash benchmark/ppo_plot.sh Hopper-v4 Walker2d-v4
 set -euo pipefail
 source benchmark/ppo_env_ids.sh
