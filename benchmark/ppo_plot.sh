@@ -25,6 +25,6 @@ uv run python -m cleanrl_utils.rlops --runs runs -- \
 
 uv run python -m cleanrl_utils.report --runs runs \
     --exp-names "$exp_name" more_seeds --env-ids "${env_ids[@]}" \
-    --references benchmark/references.csv --check-sources tianshou cleanrl-pr355 \
+    --references benchmark/references.csv --check-sources cleanrl-pr355 \
     --check benchmark/regression.csv \
     --output "docs/benchmark/$exp_name"

@@ -443,9 +443,8 @@ def test_the_slurm_template_has_the_runs_of_the_benchmark(monkeypatch):
     template = ["bash", "benchmark/ppo_slurm.sh", "--dry-run"]
     result = subprocess.run(template, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
-    text = (ROOT / "benchmark/ppo.sh").read_text()
-    env_ids = re.search(r"env_ids=\((.*?)\)", text, re.DOTALL)[1].split()
-    command = re.search('--command "(.*)"', text)[1]
+    env_ids = re.search(r"env_ids=\((.*?)\)", (ROOT / "benchmark/ppo_env_ids.sh").read_text(), re.DOTALL)[1].split()
+    command = re.search('--command "(.*)"', (ROOT / "benchmark/ppo.sh").read_text())[1]
     assert result.stdout.splitlines() == [
         f"{command} --env-id {e} --seed {seed}" for seed in (1, 2, 3) for e in env_ids
     ]
