@@ -13,7 +13,15 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(path.stem for path in ROOT.glob("cleanrl/[!_]*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 HEADINGS = ["Usage", "Explanation of the logged metrics", "Implementation details", "Experiment results"]
-FLAGS_OF_OTHERS = {"fix", "help", "logdir", "offline", "rliable", "scan-history"}  # check_copies', other projects'
+FLAGS_OF_OTHERS = {"fix", "help", "json", "logdir"}  # of check_copies and other projects' commands
+FLAGS_OF_OTHERS |= {
+    "filters",
+    "offline",
+    "output-filename",
+    "rc",
+    "rliable",
+    "scan-history",
+}  # of openrlbenchmark's rlops
 
 
 def split_by_heading(markdown, level):
@@ -72,7 +80,7 @@ def in_words(value):
 
 def test_flags_that_the_docs_name_exist():
     modules = [f"cleanrl.{script}" for script in SCRIPTS]
-    modules += [f"cleanrl_utils.{name}" for name in ("benchmark", "enjoy", "report", "rlops")]
+    modules += [f"cleanrl_utils.{name}" for name in ("benchmark", "enjoy", "huggingface", "report", "rlops", "zoo")]
     known = {field.name for module in modules for field in fields(importlib.import_module(module).Args)}
     known = {name.replace("_", "-") for name in known} | FLAGS_OF_OTHERS
     for path in PAGES:
