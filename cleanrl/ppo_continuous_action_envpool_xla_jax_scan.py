@@ -802,6 +802,7 @@ class Progress:
 
 
 def start_tracking(args: Args, run_dir: str) -> None:
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")  # seconds that a server out of reach costs; 90 by default
     import wandb
 
     init = partial(

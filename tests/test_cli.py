@@ -32,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 NAME = "ppo_continuous_action_envpool_xla_jax_scan"
 SCRIPT = Path(ppo.__file__)
 SIZES = {"num_envs": 4, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2, "eval_episodes": 2}
+WANDB_KEY = "0123456789" * 4
 SECONDS = 200  # a run takes 10 of them; on a machine that does other things too, many more
 
 EPISODE_TAGS = {"charts/episodic_return", "charts/episodic_length"}
@@ -131,6 +132,7 @@ def runs(tmp_path_factory, hub):
     online = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "WANDB_MODE": "offline"}
     extras = {"exp_name": "mine", "track": True, "capture_video": True, "upload_model": True, "seed": 3}
     extras |= {"eval_interval": 1, "video_interval": 2}
+    unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": WANDB_KEY, "WANDB_INIT_TIMEOUT": "3"}
     optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
     pool = ThreadPoolExecutor(2)
     futures = {
@@ -142,6 +144,9 @@ def runs(tmp_path_factory, hub):
         "BipedalWalker-v3": pool.submit(train, root / "walker", env_id="BipedalWalker-v3"),
         "CheetahRun-v1": pool.submit(train, root / "cheetah", env_id="CheetahRun-v1"),
         "no login": pool.submit(train, root / "login", env_id="Pendulum-v1", track=True, save_model=False),
+        "no server": pool.submit(
+            train, root / "server", env_id="Pendulum-v1", track=True, save_model=False, environ=unreachable
+        ),
         "diverging": pool.submit(train, root / "diverging", env_id="Pendulum-v1", learning_rate=1e30),
         "unknown flag": pool.submit(run, root / "flag", "--learning-rat", "1"),
         "unknown env": pool.submit(run, root / "env", "--env-id", "Hoper-v4"),
@@ -473,12 +478,15 @@ def test_tracking_records_the_arguments_and_every_tag(runs):
         assert tracked == [(step, pytest.approx(value, rel=1e-5, abs=1e-12)) for step, value in points], tag
 
 
-def test_tracking_without_a_login_goes_on_offline_and_says_so(runs):
-    result = runs["no login"].result()
+@pytest.mark.parametrize("what", ["no login", "no server"])
+def test_tracking_that_is_impossible_goes_on_offline_and_says_so(runs, what):
+    result = runs[what].result()
     assert result.returncode == 0, result.err
     assert "Traceback" not in result.err
     assert sum(line.startswith("tracking offline") for line in result.err.splitlines()) == 1
     assert len(list((result.cwd / "wandb").glob("offline-run-*"))) == 1
+    files = [path for path in result.cwd.rglob("*") if path.is_file()]
+    assert WANDB_KEY not in result.out + result.err and not any(WANDB_KEY.encode() in f.read_bytes() for f in files)
     assert "losses/loss" in scalars(run_dir_of(result))
 
 
