@@ -8,19 +8,21 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+import gymnasium as gym
 import numpy as np
 
 FRAMES_PER_SECOND = 30
 
 
-def why_no_video() -> str | None:
-    """What this machine lacks to record a video, and how to get it; None if it lacks nothing."""
+def why_no_video(envs) -> str | None:
+    """What this machine lacks to record a video of EnvPool's envs, and how to get it; None if it lacks nothing."""
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         return "imageio-ffmpeg is not installed (pip install 'cleanrl[video]')"
+    uses_mujoco = gym.spaces.flatten_space(envs.observation_space).dtype == np.float64  # EnvPool's others have 32 bits
     try:
         ctypes.CDLL("libEGL.so.1")
     except OSError:
-        return "libEGL.so.1 is missing (apt-get install libegl1)"
+        return "libEGL.so.1 is missing (apt-get install libegl1)" if uses_mujoco else None
     return None
 
 

@@ -1,6 +1,5 @@
 """Evaluates a saved PPO model with the environment and the policy of the script that trained it."""
 
-import dataclasses
 import os
 import sys
 from types import ModuleType
@@ -20,11 +19,12 @@ class Evaluator:
     """
 
     def __init__(self, script: ModuleType, args):
-        if args.capture_video and (reason := why_no_video()):
-            print(f"no video: {reason}", file=sys.stderr)
-            args = dataclasses.replace(args, capture_video=False)
-        self.script, self.args = script, args
+        self.script = script
         self.env = script.make_env(args, evaluation=True)
+        reason = why_no_video(self.env.envs) if args.capture_video else None
+        if reason:
+            print(f"no video: {reason}", file=sys.stderr)
+        self.records_video = args.capture_video and not reason
         self.agent = script.make_agent(args, self.env, jax.random.PRNGKey(0))
         self.step = jax.jit(lambda env, action: env.step(action))
         self.act = jax.jit(self.deterministic_action)
@@ -60,7 +60,7 @@ class Evaluator:
         env, timestep = env.reset()
         running = np.ones(env.num_envs, bool)
         returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
-        with VideoWriter(video_path if self.args.capture_video else None) as video:
+        with VideoWriter(video_path if self.records_video else None) as video:
             while running.any():
                 if running[0]:
                     video.write(lambda: self.env.envs.render(env_ids=[0])[0])
