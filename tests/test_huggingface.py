@@ -59,6 +59,7 @@ def model_bytes(tmp_path_factory):
 def run_dir(tmp_path, monkeypatch, model_bytes):
     """The folder of a finished run, below the working folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)  # `uv run pytest` sets it
     path = Path("runs/Pendulum-v1__mine__3__1700000000")
     writer = SummaryWriter(str(path))
     for step in (128, 256, 384, 512):
@@ -85,7 +86,6 @@ def hub(monkeypatch):
     )
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
-    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     monkeypatch.setattr(cleanrl_utils.hub, "PAUSES", (0.0,) * len(cleanrl_utils.hub.PAUSES))
     yield server
     server.close()
