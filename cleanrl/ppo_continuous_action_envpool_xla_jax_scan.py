@@ -817,7 +817,7 @@ def start_tracking(args: Args, run_dir: str) -> None:
     try:
         init()
     except Exception as error:  # no login, no network: neither may cost a run
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Consider increasing")[0]
         print(f"tracking offline (`wandb sync` uploads it later): {reason}", file=sys.stderr)
         init(mode="offline")
 

@@ -99,4 +99,9 @@ def watch(args: Args, model_path: str, video_folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    args = tyro.cli(Args)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a video that is being recorded is cleared away
+    try:
+        main(args)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -38,7 +38,7 @@ deterministic actions: **return {mean:.1f} ± {std:.1f}**, length {length:.1f} (
 {curve}
 ## Watch it
 
-In the folder of CleanRL for JAX:
+In a checkout of CleanRL for JAX:
 
 ```bash
 pip install '.[video]'
@@ -47,9 +47,10 @@ pip install '.[video]'
 
 ## Train it again
 
-With the versions of packages that this repository's `requirements.txt` pins:
+There too, with the versions of packages that this repository's `requirements.txt` pins:
 
 ```bash
+hf download {repository} requirements.txt --local-dir .
 pip install -r requirements.txt .
 {reproduce}
 ```
@@ -212,6 +213,7 @@ def model_card(args: dict, evaluation: dict, script, repository: str, curve: str
         length=lengths.mean(),
         episodes=len(returns),
         curve=curve,
+        repository=repository,
         watch=shlex.join(["python", "-m", "cleanrl_utils.enjoy", *names]),
         reproduce=training_command(args, script),
         args=json.dumps(args, indent=2),
