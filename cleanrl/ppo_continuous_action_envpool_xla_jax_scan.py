@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -748,7 +748,7 @@ def stop_signals():
 
     def receive(signum, _):
         if not received:
-            print("\nstopping after this iteration; once more to stop at once", file=sys.stderr)
+            print("\nstopping; once more to stop at once", file=sys.stderr)
         elif time.time() - received[0][1] > 1.0:  # sooner, it is the same one passed on by a parent process
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
@@ -838,16 +838,17 @@ def log(writer: SummaryWriter, metrics: dict[str, Any], global_step: int) -> Non
             writer.add_scalar(name, value, global_step)
 
 
-@lru_cache(maxsize=1)
-def make_evaluator(args: Args):
-    """One for all evaluations of a run, imported and made when the first is due."""
+def make_evaluator(args: Args, stop_signals_received: list):
     from cleanrl_utils.evals.ppo_envpool_jax_eval import Evaluator
 
-    return Evaluator(sys.modules[__name__], args)
+    return Evaluator(sys.modules[__name__], args, is_stopped=lambda: bool(stop_signals_received))
 
 
-def evaluate_model(args: Args, model_path: str, writer: SummaryWriter, global_step: int, video_path: str | None = None):
-    returns, lengths = make_evaluator(args)(model_path, video_path)
+def evaluate_model(args: Args, evaluator, model_path: str, writer: SummaryWriter, global_step: int, video_path=None):
+    try:
+        returns, lengths = evaluator(model_path, video_path)
+    except KeyboardInterrupt:  # a signal to stop came; the model is saved
+        return
     if video_path and os.path.exists(video_path):
         tqdm.write(f"  video       {video_path}")
         if args.track:
@@ -870,6 +871,7 @@ def main(args: Args) -> None:
         env = make_env(args)
         run_dir = make_run_dir(args)
         model_path = f"{run_dir}/{args.exp_name}.cleanrl_model"
+        evaluator = None  # one for all evaluations, made when the first is due
         videos = f"{run_dir}/videos/{args.exp_name}"
         writer = start_logging(args, run_dir)
         state = init_state(args, env)
@@ -891,10 +893,13 @@ def main(args: Args) -> None:
             if args.eval_interval and iteration % args.eval_interval == 0 and iteration < args.num_iterations:
                 evaluation_start_time = time.time()
                 save_model(model_path, args, state)
+                evaluator = evaluator or make_evaluator(args, stop_signals_received)
                 recorded = args.video_interval and iteration // args.eval_interval % args.video_interval == 0
                 video_path = f"{videos}-step{global_step}.mp4" if recorded else None
-                evaluate_model(args, model_path, writer, global_step, video_path)
+                evaluate_model(args, evaluator, model_path, writer, global_step, video_path)
                 start_time += time.time() - evaluation_start_time  # so that SPS is the training's
+                if stop_signals_received:
+                    break
         progress.close()
 
         print(f"\n{args.env_id}: {global_step:,} steps, {metrics['charts/SPS']:,.0f} per second")
@@ -902,14 +907,12 @@ def main(args: Args) -> None:
         if args.save_model:
             save_model(model_path, args, state)
             print(f"  model       {model_path}")
-    writer.flush()
-    if args.save_model and not stop_signals_received:
-        try:
+        writer.flush()
+        if args.save_model and not stop_signals_received:
+            evaluator = evaluator or make_evaluator(args, stop_signals_received)
             video_path = f"{videos}.mp4" if args.capture_video else None
-            evaluate_model(args, model_path, writer, global_step, video_path)
-        except KeyboardInterrupt:  # the model is saved
-            stop_signals_received.append((signal.SIGINT, time.time()))
-    writer.close()
+            evaluate_model(args, evaluator, model_path, writer, global_step, video_path)
+        writer.close()
     if stop_signals_received:
         sys.exit(128 + stop_signals_received[0][0])
     if args.upload_model:

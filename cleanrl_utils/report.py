@@ -1,7 +1,7 @@
 """Tables, learning curves and a regression check from the runs on this machine.
 
     python -m cleanrl_utils.report --runs runs --output docs/benchmark/ppo --references benchmark/references.csv
-    python -m cleanrl_utils.report --runs runs --references benchmark/references.csv --check-sources tianshou
+    python -m cleanrl_utils.report --env-ids Hopper-v4 --references benchmark/references.csv --check-sources tianshou
     python -m cleanrl_utils.report --runs runs --check benchmark/regression.csv
 
 The first writes ppo.md (table), ppo.png and ppo.svg (curves) and ppo.csv (their data). The others are the regression
@@ -314,16 +314,22 @@ def read_csv(path: str, columns: dict[str, Callable]) -> list[list]:
     return rows
 
 
+def parse_number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError  # compared with such a one, everything passes
+    return number
+
+
 def read_references(path: str) -> list[Reference]:
     def optional(text):
-        return float(text) if text else math.nan
+        return parse_number(text) if text else math.nan
 
-    columns = {"env_id": str, "source": str, "budget": parse_budget, "mean": float, "std": optional, "note": str}
+    columns = {"env_id": str, "source": str, "budget": parse_budget, "mean": parse_number, "std": optional, "note": str}
     return [Reference(*row) for row in read_csv(path, columns)]
 
 
 def read_minima(path: str) -> list[Minimum]:
-    columns = {"env_id": str, "exp_name": str, "total_timesteps": parse_budget, "minimum": float, "source": str}
+    columns = {"env_id": str, "exp_name": str, "total_timesteps": parse_budget, "minimum": parse_number, "source": str}
     return [Minimum(*row) for row in read_csv(path, columns)]
 
 

@@ -37,6 +37,9 @@ class VideoWriter:
         self.ffmpeg = None
 
     def __enter__(self):
+        if self.path is not None:
+            with suppress(OSError):
+                os.remove(self.path)  # if it can't be written anew, no older one is taken for it
         return self
 
     def write(self, render: Callable[[], np.ndarray]) -> None:
@@ -59,7 +62,8 @@ class VideoWriter:
         even_size = "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2"  # H.264 takes no odd ones
         target = f"-c:v libx264 -pix_fmt yuv420p -movflags +faststart {even_size} -f mp4"
         command = [get_ffmpeg_exe(), "-y", "-loglevel", "error", *source.split(), *target.split(), self.path + ".tmp"]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        # In a session of its own, so that a terminal's Ctrl-C is ours to handle.
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
     def discard(self, reason: object) -> None:
         """Stops recording, says why, and leaves no file."""

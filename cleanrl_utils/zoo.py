@@ -1,21 +1,25 @@
 """The zoo, trained models that come with the package: adds the best of some runs, and makes the zoo's page.
 
+The best takes the place of the zoo's present model of that environment and experiment, whatever that one scores.
+
 python -m cleanrl_utils.zoo --run-dirs runs/Hopper-v4__*
 """
 
 import glob
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import numpy as np
 import tyro
 
 from cleanrl_utils.errors import usage_error
 from cleanrl_utils.files import write_file
-from cleanrl_utils.models import ZOO_FOLDER, load_script, read_model, zoo_path
+from cleanrl_utils.models import ZOO_FOLDER, load_script, read_model, restore_args, zoo_path
 
 EVALUATION = {"eval_episodes": 10, "seed": 1}  # as `python -m cleanrl_utils.enjoy` does it
 MAX_MODEL_SIZE = 200_000  # bytes: the zoo is part of every installation
@@ -54,10 +58,11 @@ def add_best(model_paths: list[str]) -> None:
     for path in model_paths:
         if os.path.getsize(path) > MAX_MODEL_SIZE:
             usage_error(f"{path} has {os.path.getsize(path):,} bytes, more than the {MAX_MODEL_SIZE:,} of the zoo")
-        args = read_model(path)["args"]
+        model = read_model(path)
+        args = restore_args(load_script(model["script"]).Args, model["args"], path)
         returns, lengths = evaluate_model(path)
         print(f"{path}\n  evaluation  return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f}")
-        key = (args["exp_name"], args["env_id"])
+        key = (args.exp_name, args.env_id)
         if key not in best or returns.mean() > best[key][1].mean():
             best[key] = (path, returns, lengths)
     for key, (path, returns, lengths) in best.items():
@@ -104,14 +109,14 @@ def models_markdown() -> str:
         model = read_model(path)
         args, versions = model["args"], model["versions"]
         returns, lengths = (np.array(evaluation[name]) for name in ("episodic_return", "episodic_length"))
-        exp_name = "" if args["exp_name"] == model["script"] else f" --exp-name {args['exp_name']}"
+        exp_name = "" if args["exp_name"] == model["script"] else f" --exp-name {shlex.quote(args['exp_name'])}"
         sections.append(f"""## {args["env_id"]}
 
-<video src="{video_name(args)}" height="{HEIGHT}" controls muted loop playsinline preload="metadata"></video>
+<video src="{quote(video_name(args))}" height="{HEIGHT}" controls muted loop playsinline preload="metadata"></video>
 
 Return **{returns.mean():.1f} ± {returns.std():.1f}**, length {lengths.mean():.0f} (mean and standard deviation of
 {len(returns)} episodes, deterministic actions). Trained for {args["total_timesteps"]:,} steps by
-[`{model["script"]}.py`](../../source/{model["script"]}.md), seed {args["seed"]}, EnvPool {versions["envpool"]};
+[`{model["script"]}.py`](../../source/{model["script"]}.md), seed {args["seed"]}, EnvPool {versions.get("envpool")};
 {os.path.getsize(path) / 1000:.0f} kB.
 
 ```bash

@@ -25,6 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from video_frames import frames_of
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 from cleanrl_utils.models import read_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's spaces
@@ -94,6 +95,19 @@ def interrupt(cwd):
     return result
 
 
+def interrupt_evaluation(cwd):
+    """Ctrl-C, as a terminal sends it to all processes, while an evaluation during training is recorded."""
+    recorded = {"capture_video": True, "eval_interval": 1, "video_interval": 1}
+    flags = flags_of(env_id="HalfCheetah-v4", total_timesteps=10**7, **recorded, **SIZES)
+    pipe = subprocess.PIPE
+    process = start(cwd, *flags, stdout=pipe, stderr=pipe, start_new_session=True)
+    deadline = time.time() + SECONDS
+    while not list(cwd.glob("runs/*/videos/*.tmp")) and process.poll() is None and time.time() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    return finish(cwd, process)
+
+
 def terminate_on_terminal(cwd):
     """SIGTERM once the live line shows a return; stdout and stderr are a terminal of 80 columns."""
     terminal, inside = pty.openpty()
@@ -143,6 +157,7 @@ def runs(tmp_path_factory, hub):
         "Pendulum-v1": pool.submit(train, root / "pendulum", env_id="Pendulum-v1", progress=False),
         "BipedalWalker-v3": pool.submit(train, root / "walker", env_id="BipedalWalker-v3"),
         "CheetahRun-v1": pool.submit(train, root / "cheetah", env_id="CheetahRun-v1"),
+        "interrupted evaluation": pool.submit(interrupt_evaluation, root / "evaluation"),
         "no login": pool.submit(train, root / "login", env_id="Pendulum-v1", track=True, save_model=False),
         "no server": pool.submit(
             train, root / "server", env_id="Pendulum-v1", track=True, save_model=False, environ=unreachable
@@ -259,7 +274,7 @@ def test_a_signal_ends_the_run_and_keeps_the_model(runs, name, exit_code):
     result = runs[name].result()
     assert result.returncode == exit_code
     output = result.screen if name == "terminal" else result.out + result.err
-    assert "Traceback" not in output and "stopping after this iteration" in output
+    assert "Traceback" not in output and "stopping; once more to stop at once" in output
     assert "evaluation" not in output and "next:" not in output
 
     run_dir = run_dir_of(result)
@@ -516,6 +531,32 @@ def test_the_videos_lie_in_the_folder_of_the_run(runs):
     for name in files_below(folder):
         assert f"  video       runs/{folder.parent.name}/videos/{name}\n" in result.out
         assert len(frames_of(folder / name)) == 200
+
+
+def test_ctrl_c_while_an_evaluation_is_recorded(runs):
+    result = runs["interrupted evaluation"].result()
+    assert result.returncode == 130 and "Traceback" not in result.err, result.err
+    assert "no video: KeyboardInterrupt while recording" in result.err and "evaluation" not in result.out
+    run_dir = run_dir_of(result)
+    assert [name.partition("events.")[0] for name in files_below(run_dir)] == ["args.json", "", f"{NAME}.cleanrl_model"]
+    load(run_dir / f"{NAME}.cleanrl_model")
+
+
+def test_when_evaluations_are_due_and_recorded(in_process, monkeypatch):
+    due = []
+    monkeypatch.setattr(ppo, "make_evaluator", lambda *_: "evaluator")
+    monkeypatch.setattr(ppo, "evaluate_model", lambda _, __, ___, ____, step, path: due.append((step, path)))
+    intervals = {"capture_video": True, "eval_interval": 2, "video_interval": 2}
+    ppo.main(ppo.Args(env_id="Pendulum-v1", exp_name="x", total_timesteps=8 * 128, **intervals, **SIZES))
+    (run_dir,) = in_process.glob("runs/*")
+    folder = f"runs/{run_dir.name}/videos"
+    assert due == [(256, None), (512, f"{folder}/x-step512.mp4"), (768, None), (1024, f"{folder}/x.mp4")]
+
+
+def test_a_model_of_any_flags_can_be_watched(runs):
+    result = runs["extras"].result()
+    returns, _ = evaluate(str(run_dir_of(result) / "mine.cleanrl_model"), ppo)
+    assert np.isfinite(returns).all()
 
 
 def test_training_does_not_notice_its_evaluations(in_process):

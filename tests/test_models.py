@@ -19,7 +19,7 @@ from video_frames import frames_of
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 from cleanrl_utils import enjoy, video
-from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate, load_agent
+from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate, load_agent, make_evaluator
 from cleanrl_utils.models import MAX_FILE_SIZE, find_model, read_model, restore, restore_args
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's spaces
@@ -225,6 +225,45 @@ def test_the_first_episode_of_each_environment_counts_and_no_other(tmp_path, mon
 def test_truncation_ends_an_episode(pendulum):
     returns, lengths = evaluate(pendulum, ppo, eval_episodes=3)
     assert lengths.tolist() == [200, 200, 200] and (returns < 0).all()
+
+
+def test_one_evaluator_serves_many_models(pendulum, tmp_path):
+    """Pendulum's episodes have one length: the n-th evaluation has the same first states whatever came before."""
+    paths = [pendulum]
+    for part, changed in [("params", "log_std"), ("params", "actor"), ("wrappers", "VectorEnvNormObs")]:
+        model = saved_dict(pendulum)
+        tree = model["params"]["params"] if part == "params" else model["wrappers"]
+        tree[changed] = jax.tree.map(lambda x: np.asarray(x * 3 + 1, x.dtype), tree[changed])
+        paths.append(write_model(tmp_path / changed, model))
+    same, noise, actor, stats = paths
+    used, *fresh = (make_evaluator(pendulum, ppo) for _ in range(4))
+    first, second, third = used(same), used(actor), used(stats)
+    for evaluator, path, position, expected in [(fresh[0], actor, 1, second), (fresh[1], stats, 2, third)]:
+        for _ in range(position):
+            evaluator(path)
+        np.testing.assert_array_equal(evaluator(path), expected)
+    assert not np.array_equal(second, fresh[2](same)) and np.array_equal(first, evaluate(noise, ppo))
+
+
+def test_the_video_is_of_the_first_environment_and_ends_with_its_episode(trained, tmp_path, monkeypatch):
+    evaluator = make_evaluator(str(trained.path), ppo, capture_video=True)
+    rendered, render = [], evaluator.env.envs.render
+    monkeypatch.setattr(evaluator.env.envs, "render", lambda env_ids: rendered.append(env_ids) or render(env_ids))
+    lengths = []
+    for i in range(4):
+        path = tmp_path / f"{i}.mp4"
+        lengths.append(evaluator(str(trained.path), str(path))[1])
+        assert len(frames_of(path)) == lengths[-1][0]
+    assert any(x.max() > x[0] for x in lengths)
+    assert rendered == [[0]] * sum(x[0] for x in lengths)
+
+
+def test_an_older_video_is_not_taken_for_one_that_failed(pendulum, tmp_path, capfd):
+    path = tmp_path / "v.mp4"
+    path.write_bytes(b"an older one")
+    (tmp_path / "v.mp4.tmp").mkdir()
+    evaluate(pendulum, ppo, video_path=str(path))
+    assert capfd.readouterr().err.startswith("no video: ") and not path.exists()
 
 
 def test_actions_that_are_not_finite_are_an_error(tmp_path, trained, capfd):

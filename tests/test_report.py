@@ -404,6 +404,7 @@ def test_the_command_exits_with_1_on_a_regression(tmp_path):
         ({"output": "{}/out", "references": "{}/nowhere.csv"}, "can't read {}/nowhere.csv: No such file"),
         ({"output": "{}/out", "references": "{}/check.csv"}, "its first line lacks budget, mean, std, note"),
         ({"output": "{}/out", "check": "{}/bad.csv"}, "bad.csv, line 3: minimum is 'high', which is not a number"),
+        ({"output": "{}/out", "check": "{}/nan.csv"}, "nan.csv, line 2: minimum is 'nan', which is not a number"),
         ({"output": "{}/out", "check": "{}/check.csv", "env_ids": ("Ant-v4",)}, "there is nothing to check"),
         ({"check": "{}/check.csv", "env_ids": ("Hopper-v4", "Ant-v4")}, "no finished runs of Ant-v4 in {}/runs"),
         ({"check_sources": ("tianshou",)}, "--check-sources tianshou: --references has to name a file"),
@@ -417,6 +418,7 @@ def test_mistakes_end_in_one_line(tmp_path, capsys, options, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").write_text("")
     (tmp_path / "check.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,1,\n")
+    (tmp_path / "nan.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,nan,\n")
     (tmp_path / "bad.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,1,\nAnt-v4,ppo,500,high,\n")
     (tmp_path / "refs.csv").write_text(REFERENCES)
     before = sorted(tmp_path.rglob("*"))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 import jax
@@ -18,8 +19,8 @@ class Evaluator:
     `script` is the training script's module. Each call goes on where the last one left the environments' streams.
     """
 
-    def __init__(self, script: ModuleType, args):
-        self.script = script
+    def __init__(self, script: ModuleType, args, is_stopped: Callable[[], bool] = lambda: False):
+        self.script, self.is_stopped = script, is_stopped
         self.env = script.make_env(args, evaluation=True)
         reason = why_no_video(self.env.envs) if args.capture_video else None
         if reason:
@@ -55,6 +56,7 @@ class Evaluator:
 
         Actions are deterministic. One episode per environment: of episodes that run side by side, the first N to
         finish would be the short ones. With `video_path`, the first environment's episode is recorded there.
+        Raises KeyboardInterrupt once `is_stopped` is true.
         """
         env, agent = self.load(model_path)
         env, timestep = env.reset()
@@ -62,6 +64,8 @@ class Evaluator:
         returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
         with VideoWriter(video_path if self.records_video else None) as video:
             while running.any():
+                if self.is_stopped():
+                    raise KeyboardInterrupt
                 if running[0]:
                     video.write(lambda: self.env.envs.render(env_ids=[0])[0])
                 action = self.act(agent, timestep.obs)
@@ -87,7 +91,8 @@ def make_evaluator(model_path: str, script: ModuleType, **overrides) -> Evaluato
     """An evaluator with the arguments of a saved model; `overrides` replace some (`eval_episodes`, `seed`, ...)."""
     model = read_model(model_path)
     check_script(script, model, model_path)
-    args = restore_args(script.Args, model["args"], model_path, **overrides)
+    done_with = {"eval_interval": None, "video_interval": None, "upload_model": False}  # they were the training's
+    args = restore_args(script.Args, model["args"], model_path, **done_with, **overrides)
     script.check_args(args)
     script.check_env_id(args.env_id)
     return Evaluator(script, args)
