@@ -165,7 +165,7 @@ def check_command(command: str) -> None:
             usage_error(f"--command holds {arg}, which the benchmark adds: use --env-ids, --start-seed and --num-seeds")
         if arg in ("&&", "||", "|", ";", "&", ">", ">>", "<"):
             usage_error(f"--command holds {arg}, but no shell runs it: put it into a script, and give that")
-        if re.match(r"\w*(API_KEY|TOKEN|PASSWORD|SECRET)=", arg):
+        if re.match(r"[\w-]*(API[_-]?KEY|TOKEN|PASSWORD|SECRET)(=|$)", arg, re.IGNORECASE):
             usage_error(
                 f"--command holds {arg.split('=')[0]}, but it is written to files: export that variable instead"
             )

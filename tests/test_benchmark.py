@@ -245,6 +245,8 @@ MISTAKES = {
     "no program 'pythn'": dict(command="pythn train.py"),
     "export variables first": dict(command="A=1 python train.py"),
     "holds WANDB_API_KEY, but": dict(command="env WANDB_API_KEY=secret-value python train.py"),
+    "holds --hf-token, but": dict(command="python train.py --hf-token=secret-value"),
+    "holds --password, but": dict(command="python train.py --password secret-value"),
     "holds --seed=3, which": dict(command="python train.py --seed=3"),
     "holds --env-id, which": dict(command="python train.py --env-id A-v1"),
     "holds &&, but no shell runs it": dict(command="python train.py && echo done"),
