@@ -16,7 +16,7 @@ if __name__ == "__main__":
 import tyro
 
 from cleanrl_utils.errors import usage_error
-from cleanrl_utils.models import MAX_FILE_SIZE, find_model, load_script, read_model, zoo_path
+from cleanrl_utils.models import MAX_FILE_SIZE, agent_name, find_model, load_script, read_model, zoo_path
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def download_model(args: Args, folder: str) -> str:
 
     Ends the program with a line if the hub has no such file (exit code 2) or can't be reached (1).
     """
-    from cleanrl_utils.hub import HubError, download, repository_name
+    from cleanrl_utils.hub import HubError, download
 
-    repository = args.hf_repository or f"{args.hf_entity}/{repository_name(args.env_id, args.exp_name, args.seed)}"
+    repository = args.hf_repository or f"{args.hf_entity}/{agent_name(args.env_id, args.exp_name, args.seed)}"
     filename = f"{args.exp_name}.cleanrl_model"
     try:
         data = download(repository, filename, MAX_FILE_SIZE)
@@ -85,7 +85,7 @@ def watch(args: Args, model_path: str, video_folder: str) -> None:
     script = load_script(model["script"])
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 
-    name = f"{args.env_id.replace('/', '-')}-{args.exp_name}-seed{args.seed}"
+    name = agent_name(args.env_id, args.exp_name, args.seed)
     video_path = os.path.join(video_folder, "videos", f"{name}.mp4") if args.capture_video else None
     returns, lengths = evaluate(
         model_path, script, video_path=video_path, eval_episodes=args.eval_episodes, seed=args.seed

@@ -16,6 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, validate_repo_id
 
 from cleanrl_utils.errors import usage_error
+from cleanrl_utils.models import agent_name
 
 SECONDS_TO_ANSWER = 20.0  # without a byte sent or received
 SECONDS_IN_ALL = 120.0
@@ -188,14 +189,10 @@ def no_client():
     raise HubError("given up")
 
 
-def repository_name(env_id: str, exp_name: str, seed: int) -> str:
-    return f"{env_id.replace('/', '-')}-{exp_name}-seed{seed}"
-
-
 def check_repository_name(args) -> None:
     """Ends the program with a line if the hub would not take the run's name: better before the training than after."""
     try:
-        validate_repo_id(f"{args.hf_entity or 'me'}/{repository_name(args.env_id, args.exp_name, args.seed)}")
+        validate_repo_id(f"{args.hf_entity or 'me'}/{agent_name(args.env_id, args.exp_name, args.seed)}")
     except HFValidationError as error:
         usage_error(f"--upload-model: the hub takes no such name; change --exp-name or --hf-entity: {error}")
 

@@ -102,12 +102,13 @@ def upload(run_dir: str, hf_entity: str | None) -> str:
     """Returns the address of the repository, made anew or added to."""
     import huggingface_hub
 
-    from cleanrl_utils.hub import redacted, repository_name, retrying
+    from cleanrl_utils.hub import redacted, retrying
+    from cleanrl_utils.models import agent_name
 
     args = read_json(f"{run_dir}/args.json")
     api = huggingface_hub.HfApi()
     entity = hf_entity or retrying(api.whoami)["name"]
-    repository = f"{entity}/{repository_name(args['env_id'], args['exp_name'], args['seed'])}"
+    repository = f"{entity}/{agent_name(args['env_id'], args['exp_name'], args['seed'])}"
     contents = repository_files(run_dir, args, repository)
 
     def commit():  # operations can't be used twice

@@ -106,6 +106,11 @@ def find_model(exp_name: str, env_id: str, runs: str | None = "runs") -> str:
     return zoo_path(exp_name, env_id)
 
 
+def agent_name(env_id: str, exp_name: str, seed: int) -> str:
+    """Of its repository on the Hub, and of its videos."""
+    return f"{env_id.replace('/', '-')}-{exp_name}-seed{seed}"
+
+
 def zoo_path(exp_name: str, env_id: str) -> str:
     """Where the model of that experiment and environment lies that comes with the package, if there is one."""
     folder, file = env_id.replace("/", "-"), f"{exp_name.replace('/', '-')}.cleanrl_model"

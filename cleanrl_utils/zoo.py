@@ -2,7 +2,7 @@
 
 The best takes the place of the zoo's present model of that environment and experiment, whatever that one scores.
 
-python -m cleanrl_utils.zoo --run-dirs runs/Hopper-v4__*
+    python -m cleanrl_utils.zoo --run-dirs runs/Hopper-v4__*
 """
 
 import glob
@@ -36,6 +36,7 @@ class Args:
 
 
 def evaluate_model(model_path: str, video_path: str | None = None):
+    """Raw returns and lengths, both [eval_episodes]."""
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 
     script = load_script(read_model(model_path)["script"])
@@ -71,10 +72,11 @@ def add_best(model_paths: list[str]) -> None:
             write_file(zoo_path(*key), f.read())
         evaluation = {"episodic_return": returns.tolist(), "episodic_length": lengths.tolist()}
         evaluation["run"] = os.path.basename(os.path.dirname(os.path.abspath(path)))
-        write_file(evaluation_path(zoo_path(*key)), json.dumps(evaluation, indent=2).encode())
+        write_file(scores_path(zoo_path(*key)), json.dumps(evaluation, indent=2).encode())
 
 
-def evaluation_path(model_path: str) -> str:
+def scores_path(model_path: str) -> str:
+    """Of the evaluation that comes with a model of the zoo."""
     return model_path.removesuffix(".cleanrl_model") + ".json"
 
 
@@ -104,7 +106,7 @@ def models_markdown() -> str:
     """A section for each model of the zoo: what it scores, how it moves, how to run it."""
     sections = []
     for path in zoo_models():
-        with open(evaluation_path(path), encoding="utf-8") as f:
+        with open(scores_path(path), encoding="utf-8") as f:
             evaluation = json.load(f)
         model = read_model(path)
         args, versions = model["args"], model["versions"]

@@ -28,8 +28,6 @@ import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 from cleanrl_utils.models import read_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's spaces
-
 NAME = "ppo_continuous_action_envpool_xla_jax_scan"
 SCRIPT = Path(ppo.__file__)
 SIZES = {"num_envs": 4, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2, "eval_episodes": 2}

@@ -29,7 +29,7 @@ import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 import cleanrl_utils.hub
 from cleanrl_utils import enjoy, huggingface
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's spaces
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 SCRIPT = Path(ppo.__file__)
 SIZES = {"num_envs": 4, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2, "eval_episodes": 2}
@@ -39,13 +39,6 @@ MODEL = "mine.cleanrl_model"
 EVALUATION = {"global_step": 512, "episodic_return": [-1000.0, -1200.0], "episodic_length": [200, 200]}
 SECONDS = 200  # a process takes 10 of them; on a machine that does other things too, many more
 TRIES = 1 + len(cleanrl_utils.hub.PAUSES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_fast():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

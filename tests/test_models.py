@@ -22,19 +22,12 @@ from cleanrl_utils import enjoy, video
 from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate, load_agent, make_evaluator
 from cleanrl_utils.models import MAX_FILE_SIZE, find_model, read_model, restore, restore_args
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's spaces
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 ROOT = Path(__file__).resolve().parents[1]
 ARGS = ppo.Args(
     env_id="Hopper-v4", exp_name="hop", num_envs=4, num_steps=32, num_minibatches=4, update_epochs=2, eval_episodes=3
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_fast():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

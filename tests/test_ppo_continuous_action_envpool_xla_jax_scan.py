@@ -14,7 +14,7 @@ from scripted_pool import ScriptedPool
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's spaces
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 # Two minibatches, two epochs, four iterations; a clip range that a few gradient steps of 3e-3 do reach.
 SMALL = ppo.Args(
@@ -350,15 +350,6 @@ def test_episode_metrics_by_hand():
 
 
 # ---------------------------------------------------------------- whole iterations
-@pytest.fixture(scope="module", autouse=True)
-def compile_fast():
-    """These tests are about what is computed, not how fast: most of their time is compilation."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def train(args, iterations=2):
     """The state after each iteration, and the metrics, [iterations] for each name; all of it in NumPy arrays."""
     state, states, metrics = ppo.init_state(args, ppo.make_env(args)), [], []

@@ -13,7 +13,6 @@ from scripted_pool import ScriptedPool
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's dm_control spaces
 PENDULUM = ppo.Args(env_id="Pendulum-v1", num_envs=4, eval_episodes=3)
 
 

@@ -17,8 +17,6 @@ from cleanrl_utils import models, zoo
 from cleanrl_utils.evals.ppo_envpool_jax_eval import load_agent
 from cleanrl_utils.models import find_model, load_script, read_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by EnvPool's spaces
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "get-started" / "zoo"
 SCRIPT = "ppo_continuous_action_envpool_xla_jax_scan"
@@ -31,7 +29,7 @@ def test_each_model_is_small_and_loads(path):
     args = model["args"]
     assert path == models.zoo_path(args["exp_name"], args["env_id"])
     load_agent(path, load_script(model["script"]), eval_episodes=1)  # ends the program if it doesn't fit
-    evaluation = json.loads(Path(zoo.evaluation_path(path)).read_text())
+    evaluation = json.loads(Path(zoo.scores_path(path)).read_text())
     assert evaluation["run"].startswith(f"{args['env_id']}__{args['exp_name']}__{args['seed']}__")
     assert len(evaluation["episodic_return"]) == len(evaluation["episodic_length"]) == zoo.EVALUATION["eval_episodes"]
     assert (PAGE / zoo.video_name(args)).is_file()
@@ -99,7 +97,7 @@ def test_the_best_of_the_runs_joins(small_zoo, monkeypatch):
     zoo.add_best(zoo.find_models(("a", "b", "c")))
     (path,) = zoo.zoo_models()
     assert path == str(small_zoo / "zoo" / "Hopper-v4" / f"{SCRIPT}.cleanrl_model")
-    assert json.loads(Path(zoo.evaluation_path(path)).read_text()) == {
+    assert json.loads(Path(zoo.scores_path(path)).read_text()) == {
         "episodic_return": [4.0, 3.0],
         "episodic_length": [7, 9],
         "run": "b",
@@ -130,4 +128,4 @@ def test_the_models_are_in_the_package(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     expected = [os.path.relpath(path, ROOT) for path in zoo.zoo_models()]
-    assert expected and set(expected) | {zoo.evaluation_path(name) for name in expected} <= set(names)
+    assert expected and set(expected) | {zoo.scores_path(name) for name in expected} <= set(names)
