@@ -92,6 +92,7 @@ def make_evaluator(model_path: str, script: ModuleType, **overrides) -> Evaluato
     model = read_model(model_path)
     check_script(script, model, model_path)
     done_with = {"eval_interval": None, "video_interval": None, "upload_model": False}  # they were the training's
+    done_with |= {"num_devices": 1, "num_processes": None, "process_id": None, "coordinator_address": None}
     args = restore_args(script.Args, model["args"], model_path, **done_with, **overrides)
     script.check_args(args)
     script.check_env_id(args.env_id)
