@@ -1,33 +1,17 @@
 """openrlbenchmark itself, in its own environment, on runs written with tensorboardX."""
 
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
+from test_python_environments import skip_without_registry
 from test_report import write_run
 
 from cleanrl_utils import rlops
 
 FILTERS = "?we=local&wpn=cleanRL&ceik=env_id&cen=exp_name&metric=charts/avg_episodic_return"
-SMALL = "tqdm==4.67.3"  # the project pins another
-UV = shutil.which("uv")
 COMMAND = [sys.executable, "-m", "cleanrl_utils.rlops"]
-
-
-def make_environment(tmp_path, monkeypatch, requirement):
-    (tmp_path / "requirements.txt").write_text(requirement)
-    monkeypatch.setattr(rlops, "REQUIREMENTS", f"{tmp_path}/requirements.txt")
-    monkeypatch.setattr(rlops, "cache_folder", lambda: f"{tmp_path}/cache/cleanrl")
-    return rlops.find_environment()
-
-
-def skip_without_registry(tmp_path):
-    install = [UV, "pip", "install", "--python", sys.executable] if UV else [sys.executable, "-m", "pip", "install"]
-    command = [*install, "--target", f"{tmp_path}/probe", SMALL]
-    if subprocess.run(command, cwd=tmp_path, capture_output=True).returncode:
-        pytest.skip("the package registry doesn't answer: not even one small package can be installed")
 
 
 def table(path):
@@ -74,49 +58,6 @@ def test_rlops_makes_curves_tables_and_aggregate_scores(tmp_path):
         assert [float(cell) for cell in runtimes] == pytest.approx([19.5, 19.5], abs=0.02)
 
 
-@pytest.mark.parametrize("with_uv", [True, False])
-def test_an_environment_is_made_once(tmp_path, monkeypatch, capfd, with_uv):
-    if not with_uv:
-        monkeypatch.setattr(rlops.shutil, "which", lambda name: None)
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(os.path.dirname(rlops.__file__)))
-    monkeypatch.chdir(os.path.dirname(os.path.dirname(rlops.__file__)))  # where uv sees the project's pins
-    try:
-        environment = make_environment(tmp_path, monkeypatch, SMALL)
-    except SystemExit:
-        skip_without_registry(tmp_path)
-        raise
-    command = [f"{environment}/bin/python", "-I", "-c", "import tqdm; print(tqdm.__version__)"]
-    assert subprocess.run(command, capture_output=True, text=True).stdout == "4.67.3\n"
-    assert "once" in capfd.readouterr().err
-    assert rlops.find_environment() == environment
-    assert capfd.readouterr() == ("", "")
-    os.unlink(f"{environment}/bin/python")  # as when its Python was removed
-    assert rlops.find_environment() == environment and os.path.exists(f"{environment}/bin/python")
-    (tmp_path / "requirements.txt").write_text(SMALL + "\n# others")
-    assert rlops.find_environment() != environment
-
-
-@pytest.mark.parametrize("with_uv", [True, False])
-def test_a_failed_installation_ends_in_one_line_and_leaves_no_environment(tmp_path, monkeypatch, capfd, with_uv):
-    if not with_uv:
-        monkeypatch.setattr(rlops.shutil, "which", lambda name: None)
-    for _ in range(2):
-        with pytest.raises(SystemExit) as stopped:
-            make_environment(tmp_path, monkeypatch, "openrlbenchmark @ file:///nowhere.whl\n")
-        assert stopped.value.code == 2
-        progress, error = capfd.readouterr().err.splitlines()
-        assert error.startswith("error: can't install openrlbenchmark, which needs the package registry once: ")
-        assert [path.name.endswith(".lock") for path in (tmp_path / "cache/cleanrl").iterdir()] == [True]
-
-
-def test_an_environment_that_cannot_be_written(tmp_path, monkeypatch, capsys):
-    (tmp_path / "cache").write_text("")
-    with pytest.raises(SystemExit) as stopped:
-        make_environment(tmp_path, monkeypatch, "")
-    assert stopped.value.code == 2
-    assert f"can't write {tmp_path}/cache/cleanrl: Not a directory; XDG_CACHE_HOME" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "args, message",
     [
@@ -141,7 +82,7 @@ def test_the_exit_code_of_rlops_comes_back_with_the_runs_that_it_had(tmp_path, m
     (tmp_path / "bin/python").chmod(0o755)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     (tmp_path / f"lib/python{version}/site-packages/openrlbenchmark").mkdir(parents=True)
-    monkeypatch.setattr(rlops, "find_environment", lambda: str(tmp_path))
+    monkeypatch.setattr(rlops, "find_environment", lambda *_: str(tmp_path))
     run = write_run(tmp_path / "runs", 1)
     with pytest.raises(SystemExit) as stopped:
         rlops.main(rlops.Args((f"{tmp_path}/runs",), "me", "mine"), ["--filters", "?we=me", "x"])
