@@ -421,41 +421,45 @@ def for_own_device(functions: list[Callable]) -> Callable:
     """Each device's own function, of its own EnvPool: one pool called from two devices would mix their steps up."""
     if len(functions) == 1:
         return functions[0]
-    return lambda *inputs: jax.lax.switch(jax.lax.axis_index("devices") % len(functions), functions, *inputs)
+    return lambda *inputs: jax.lax.switch(jax.lax.axis_index(MESH_AXES) % len(functions), functions, *inputs)
 
 
 def make_env(*lanes: Args, evaluation: bool = False) -> VectorEnvWrapper:
     """The environments with their wrappers, of one lane (a seed) on one device; call `reset` next.
 
-    Each device of this process has an EnvPool, with the environments of all lanes. For evaluation there are
-    `eval_episodes` environments, of one lane on one device, seeded apart from training, with frozen statistics.
+    Each device of this process has an EnvPool, with its part of the environments of its lanes. For evaluation there
+    are `eval_episodes` environments, of one lane on one device, seeded apart from training, with frozen statistics.
     """
-    args = lanes[0]
-    num_devices = 1 if evaluation else args.num_devices
-    num_envs = (args.eval_episodes if evaluation else args.num_envs) // num_devices
+    args = replace(lanes[0], num_seeds=len(lanes), num_devices=1 if evaluation else lanes[0].num_devices)
+    num_envs = (args.eval_episodes if evaluation else args.num_envs) // args.num_devices
     # EnvPool gives environment i the seed `seed + i`, so that seeds 1 and 2 would share all streams but one.
-    env_seeds = [
-        np.random.SeedSequence(lane.seed, spawn_key=(int(evaluation),)).generate_state(num_devices * num_envs) >> 1
-        for lane in lanes
-    ]
-    own_devices = [0] if evaluation else [i for i, d in enumerate(training_devices(args)) if d in jax.local_devices()]
+    env_seeds = np.array(
+        [
+            np.random.SeedSequence(lane.seed, spawn_key=(int(evaluation),)).generate_state(args.num_devices * num_envs)
+            >> 1
+            for lane in lanes
+        ]
+    )
+    mesh = training_mesh(args)
+    lanes_on_device = len(lanes) // mesh.shape["lanes"]
+    own_devices = [position for position, device in np.ndenumerate(mesh.devices) if device in jax.local_devices()]
     pools = [
         envpool.make(
             args.env_id,
             env_type="gymnasium",
-            num_envs=len(lanes) * num_envs,
-            num_threads=max(1, os.cpu_count() // len(own_devices)),
-            env_seed=np.concatenate([seeds[i * num_envs : (i + 1) * num_envs] for seeds in env_seeds]).tolist(),
+            num_envs=lanes_on_device * num_envs,
+            num_threads=max(1, num_cores() // len(own_devices)),
+            env_seed=env_seeds[j * lanes_on_device :][:lanes_on_device, i * num_envs :][:, :num_envs].ravel().tolist(),
             render_mode="rgb_array" if evaluation and args.capture_video else None,
         )
-        for i in own_devices
+        for i, j in own_devices
     ]
     handles, steps = zip(*map(xla_step if jax.default_backend() in ("cpu", "gpu") else host_step, pools), strict=True)
-    step_fn = for_one_lane(for_own_device(steps), len(lanes))
+    step_fn = for_one_lane(for_own_device(steps), lanes_on_device)
 
     def reset_fn():
         obs = np.stack([flatten_obs(pool.reset()[0], np) for pool in pools])
-        return obs.reshape(len(pools), len(lanes), num_envs, -1)
+        return obs.reshape(-1, len(lanes), num_envs, obs.shape[-1])
 
     env = VectorEnvWrapper(handles[0], (), pools[0], reset_fn, step_fn, num_envs)
     low, high = (jnp.asarray(bound, jnp.float32) for bound in (env.envs.action_space.low, env.envs.action_space.high))
@@ -765,19 +769,30 @@ def learn(args: Args, state: RunnerState, batch: Transition) -> tuple[RunnerStat
 
 # ---------------------------------------------------------------- many lanes on many devices
 # A lane is a training of its own, with its seed, or with learning rate and the like of its own. All lanes on all
-# devices are one program: arrays gain the leading axes [num_devices, num_lanes].
+# devices are one program: arrays gain the leading axes [num_devices, num_lanes]. Where one device trains each lane
+# (--num-devices 1), the lanes are spread over the devices that there are; on a CPU, `start_jax` makes each core one.
 MAY_DIFFER = ("seed", "learning_rate", "gamma", "gae_lambda", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm")
 
 
-def training_devices(args: Args) -> list[jax.Device]:
-    """The first `num_devices` of all processes, as many of each."""
-    per_process = args.num_devices // jax.process_count()
-    return [device for p in range(jax.process_count()) for device in jax.local_devices(process_index=p)[:per_process]]
+MESH_AXES = ("devices", "lanes")  # each lane's environments are spread over the one, the lanes over the other
 
 
-def device_sharding(args: Args) -> jax.sharding.NamedSharding:
-    mesh = jax.sharding.Mesh(training_devices(args), "devices")
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("devices"))
+def training_mesh(args: Args) -> jax.sharding.Mesh:
+    if args.num_devices > 1:  # as many of each process
+        n = args.num_devices // jax.process_count()
+        devices = [jax.local_devices(process_index=i)[:n] for i in range(jax.process_count())]
+        return jax.sharding.Mesh(np.array(devices).reshape(-1, 1), MESH_AXES)
+    n = largest_divisor(args.num_seeds, jax.local_device_count())
+    return jax.sharding.Mesh(np.array(jax.local_devices()[:n]).reshape(1, -1), MESH_AXES)
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    return max(i for i in range(1, limit + 1) if n % i == 0)
+
+
+def num_cores() -> int:
+    """Of this machine, that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def without_axis(function: Callable) -> Callable:
@@ -790,19 +805,29 @@ def without_axis(function: Callable) -> Callable:
     return call
 
 
-def parallel(function: Callable, args: Args) -> Callable:
+def one_after_another(function: Callable) -> Callable:
+    """Like `jax.vmap`, in turn: on a CPU the small matrices of several lanes together are slower than one by one."""
+    return lambda *inputs: jax.lax.map(lambda inputs: function(*inputs), inputs)
+
+
+def parallel(function: Callable, args: Args, in_turn: bool = False) -> Callable:
     """`function` of one lane on one device, compiled for all: its arrays are [num_devices, num_seeds, ...]."""
-    function = jax.vmap(function) if args.num_seeds > 1 else without_axis(function)
+    mesh, spec = training_mesh(args), jax.sharding.PartitionSpec(*MESH_AXES)
+    if args.num_seeds == mesh.shape["lanes"]:
+        function = without_axis(function)
+    elif in_turn and jax.default_backend() == "cpu":
+        function = one_after_another(function)
+    else:
+        function = jax.vmap(function)
     function = without_axis(function)
-    if args.num_devices > 1:
-        mesh, spec = device_sharding(args).mesh, device_sharding(args).spec
+    if mesh.size > 1:
         function = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     return jax.jit(function, donate_argnums=0)
 
 
 @lru_cache
 def compiled(function: Callable, args: Args) -> Callable:
-    return parallel(partial(function, args), args)
+    return parallel(partial(function, args), args, in_turn=function is learn)
 
 
 def init_lanes(lanes: list[Args], env: VectorEnvWrapper) -> RunnerState:
@@ -819,8 +844,9 @@ def init_lanes(lanes: list[Args], env: VectorEnvWrapper) -> RunnerState:
     handle = np.broadcast_to(env.handle, (*obs.shape[:2], *env.handle.shape))
     values = {name: np.broadcast_to(x, obs.shape[:2]) for name, x in values.items()}
     inputs = handle, obs, values
-    if args.num_devices > 1:  # the other processes bring theirs
-        inputs = jax.tree.map(partial(jax.make_array_from_process_local_data, device_sharding(args)), inputs)
+    if jax.process_count() > 1:  # the others bring theirs
+        sharding = jax.sharding.NamedSharding(training_mesh(args), jax.sharding.PartitionSpec(*MESH_AXES))
+        inputs = jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), inputs)
     return parallel(init, args)(*inputs)
 
 
@@ -831,8 +857,9 @@ def train_iteration(args: Args, state: RunnerState) -> tuple[RunnerState, dict[s
 
 
 def fetch(tree):
-    """NumPy arrays [num_seeds, ...], as they are on this process's first device."""
-    return jax.tree.map(lambda x: x[0], jax.device_get(jax.tree.map(lambda x: x.addressable_data(0), tree)))
+    """NumPy arrays [num_seeds, ...], as they are on the first device that has them in this process."""
+    own = jax.tree.map(lambda x: x if x.is_fully_addressable else x.addressable_data(0), tree)
+    return jax.tree.map(lambda x: x[0], jax.device_get(own))
 
 
 # ---------------------------------------------------------------- run
@@ -923,8 +950,15 @@ def start_jax(args: Args) -> Args:
         jax.config.update("jax_compilation_cache_max_size", 2**30)
         # The rollout, which would never be found again as it holds EnvPool's address, compiles in less.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.5)
-    if args.num_devices != 1:  # CPU devices block each other if they have no more threads than there are cores
-        os.environ.setdefault("NPROC", str(os.cpu_count() + (args.num_devices or 8)))
+    cpu_devices = args.num_devices or int(os.environ.get("JAX_NUM_CPU_DEVICES", 1))
+    if args.num_devices == 1 and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        cpu_devices = largest_divisor(args.num_seeds, num_cores())
+        with suppress(RuntimeError):  # JAX has started already: this is not the first training of this process
+            jax.config.update("jax_num_cpu_devices", cpu_devices)
+    # How many threads XLA has on a CPU. They spin while they wait, at the expense of EnvPool's: with small networks
+    # one is fastest, by a fifth. Several devices need one more than they are, or may wait for each other for ever.
+    threads = cpu_devices + 1 if cpu_devices > 1 else 1 if args.hidden_size <= 128 else num_cores()
+    os.environ.setdefault("NPROC", str(threads))
     if args.num_processes is not None:
         try:
             jax.distributed.initialize(

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 
 from cleanrl_utils.python_environments import find_environment
 
+ENVIRON = dict(os.environ)  # as it is before our script sets the number of its threads
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def find_python(peer: str) -> str:
-    """The Python with the peer's packages; see `find_environment`."""
+    """The Python with the peer's packages; see `find_environment`. What has no list of them runs in ours."""
+    if not os.path.exists(os.path.join(FOLDER, "requirements", f"{peer}.txt")):
+        return sys.executable
     environment = find_environment(peer, os.path.join(FOLDER, "requirements", f"{peer}.txt"))
     return os.path.join(environment, "bin", "python")
 
@@ -31,7 +34,7 @@ class Peer:
         self.stderr = tempfile.TemporaryFile("w+", errors="replace")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.stderr}
         self.process = subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": os.path.dirname(FOLDER)}, text=True, **pipes
+            command, env=ENVIRON | {"PYTHONPATH": os.path.dirname(FOLDER)}, text=True, **pipes
         )
         self.about = self.read()
 
