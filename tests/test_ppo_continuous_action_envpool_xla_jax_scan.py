@@ -378,7 +378,7 @@ def test_episode_metrics_by_hand():
 def only_lane(tree):
     """NumPy arrays without the leading axes, [num_devices, num_seeds], which are 1."""
     assert {x.shape[:2] for x in jax.tree.leaves(tree)} == {(1, 1)}
-    return jax.tree.map(lambda x: x[0], ppo.fetch(tree))
+    return jax.tree.map(lambda x: np.asarray(x[0]), ppo.fetch(tree))
 
 
 def train(args, iterations=2):
