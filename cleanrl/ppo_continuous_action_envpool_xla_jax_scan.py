@@ -1073,12 +1073,12 @@ class Progress:
         """Adds an iteration with its metrics, [num_lanes], of which the means are shown."""
         if self.bar.disable:
             return
-        if self.bar.n == 0:
-            tqdm.write(f"  compiled    in {time.time() - self.start_time:.1f} s")
         returns, lengths = metrics["charts/avg_episodic_return"], metrics["charts/avg_episodic_length"]
         ended = np.isfinite(lengths)  # nan until an episode has ended
         means = f"return {returns[ended].mean():.1f}, length {lengths[ended].mean():.0f}" if ended.any() else ""
         self.bar.set_postfix_str(means, refresh=False)
+        if self.bar.n == 0:
+            tqdm.write(f"  compiled    in {time.time() - self.start_time:.1f} s")
         self.bar.update(args.batch_size * len(returns))
         finished = self.bar.n == self.bar.total
         if not self.live and (finished or time.time() - self.last_line_time > self.seconds_between_lines):

@@ -1,7 +1,16 @@
 """What several test files use."""
 
-import jax
-import pytest
+import atexit
+import os
+import shutil
+import tempfile
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # before JAX is imported: not the user's, and one for all processes
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-cache-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 
 @pytest.fixture(scope="module")

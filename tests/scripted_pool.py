@@ -1,6 +1,7 @@
 """A stand-in for EnvPool that plays back a trace written by hand, so that tests know every number."""
 
 import gymnasium as gym
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -28,16 +29,16 @@ class ScriptedPool:
     def reset(self):
         return np.asarray(self.obs[0]), {}
 
-    def send(self, handle, action):
-        return {"row": handle["row"], "action": action}
+    def step(self, handle, action):
+        row = (handle[0].astype(jnp.int32) + 1) % self.rows
+        handle = jnp.append(row, action).astype(jnp.float32)
+        return handle, (self.obs[row], self.reward[row], self.terminated[row], self.truncated[row])
 
-    def recv(self, handle):
-        row = (handle["row"] + 1) % self.rows
-        outputs = (self.obs[row], self.reward[row], self.terminated[row], self.truncated[row], {})
-        return {"row": row, "action": handle["action"]}, outputs
+    def last_action(self, env: ppo.VectorEnvWrapper) -> jax.Array:
+        return env.handle[1:].reshape(env.action_shape)
 
     def make_env(self, *wrappers) -> ppo.VectorEnvWrapper:
-        """The script's own VectorEnvWrapper around this pool; `handle["action"]` is the last action it was sent."""
-        action = jnp.zeros((len(self.all_env_ids), *self.action_space.shape))
-        handle = {"row": jnp.array(0, jnp.int32), "action": action}
-        return ppo.VectorEnvWrapper(handle, wrappers, self, self.send, self.recv)
+        """The script's own VectorEnvWrapper around this pool; its handle is the row and the last action, flat."""
+        num_envs = len(self.all_env_ids)
+        handle = jnp.zeros(1 + num_envs * int(np.prod(self.action_space.shape)))
+        return ppo.VectorEnvWrapper(handle, wrappers, self, lambda: self.reset()[0][None, None], self.step, num_envs)

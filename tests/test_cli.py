@@ -145,7 +145,8 @@ def runs(tmp_path_factory, hub):
     extras = {"exp_name": "mine", "track": True, "capture_video": True, "upload_model": True, "seed": 3}
     extras |= {"eval_interval": 1, "video_interval": 2}
     unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": WANDB_KEY, "WANDB_INIT_TIMEOUT": "3"}
-    optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_COMPILATION_CACHE_DIR": "", "XDG_CACHE_HOME": str(root)}
+    two_devices = {"JAX_NUM_CPU_DEVICES": "2"}
     pool = ThreadPoolExecutor(2)
     futures = {
         "Hopper-v4": pool.submit(train, root / "hopper", env_id="Hopper-v4", total_timesteps=1024, environ=optimized),
@@ -161,6 +162,8 @@ def runs(tmp_path_factory, hub):
             train, root / "server", env_id="Pendulum-v1", track=True, save_model=False, environ=unreachable
         ),
         "diverging": pool.submit(train, root / "diverging", env_id="Pendulum-v1", learning_rate=1e30),
+        "two seeds": pool.submit(train, root / "seeds", env_id="Hopper-v4", num_seeds=2, seed=5),
+        "two devices": pool.submit(train, root / "devices", env_id="Hopper-v4", num_devices=2, environ=two_devices),
         "unknown flag": pool.submit(run, root / "flag", "--learning-rat", "1"),
         "unknown env": pool.submit(run, root / "env", "--env-id", "Hoper-v4"),
     }
@@ -208,8 +211,9 @@ def test_a_run_leaves_its_files_and_says_what_comes_next(runs, env_id):
     ((step, mean),) = scalars(run_dir)["eval/episodic_return"]
     assert step == args.total_timesteps
     assert np.mean(evaluation["episodic_return"]) == pytest.approx(mean)
+    compiled = "" if env_id == "Pendulum-v1" else r"  compiled    in [\d.]+ s\n"  # with --no-progress it is not said
     assert re.fullmatch(
-        rf"""
+        rf"""{compiled}
 {env_id}: {step:,} steps, [\d,]+ per second
   curves      runs/{run_dir.name}
   model       runs/{run_dir.name}/{NAME}.cleanrl_model
@@ -257,8 +261,9 @@ def test_averages_over_episodes_are_absent_before_one_has_ended(runs):
 # ---------------------------------------------------------------- the terminal, and signals
 def test_one_line_is_rewritten_in_place_on_a_terminal_of_80_columns(runs):
     screen = runs["terminal"].result().screen
-    live, _, _ = screen.partition("\n")  # nothing but the live line, until the signal
-    frames = [frame for frame in live.split("\r") if frame]
+    first, live, *_ = screen.split("\n")  # nothing but the live line, until the signal, and that it compiled
+    assert re.fullmatch(r"  compiled    in [\d.]+ s", first.rstrip("\r").split("\r")[-1])
+    frames = [frame for frame in [*first.rstrip("\r").split("\r")[:-1], *live.split("\r")] if frame]
     assert len(frames) > 3
     assert [frame for frame in frames if len(frame) > 80] == []
     shown = [frame.rstrip() for frame in frames if frame.strip()]
@@ -316,7 +321,7 @@ def in_process(tmp_path, monkeypatch):
 
 def test_ctrl_c_during_the_evaluation_ends_the_run_too(in_process, monkeypatch, capsys):
     handlers = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(ppo, "evaluate_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(ppo.Run, "evaluate", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
         ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=128, **SIZES))
     assert getattr(stopped.value, "code", "a traceback") == 130
@@ -352,13 +357,13 @@ def test_a_signal_twice_still_saves_the_model(in_process, monkeypatch, signum):
     load(model)
 
 
-def test_values_that_are_not_finite_are_logged_without_a_word(tmp_path, caplog):
+def test_values_that_are_not_finite_are_left_out_without_a_word(in_process, caplog):
     """tensorboardX warns of each of them."""
-    writer = ppo.SummaryWriter(str(tmp_path))
-    ppo.log(writer, {"losses/explained_variance": np.float32("nan"), "charts/a": np.nan, "charts/b": 1.0}, 1)
-    writer.close()
+    run = ppo.Run(ppo.Args(), label="", stop_signals_received=[])
+    run.log({"losses/explained_variance": np.float32("nan"), "charts/a": np.nan, "charts/b": 1.0}, 1)
+    run.close()
     assert caplog.text == ""
-    assert scalars(tmp_path)["charts/b"] == [(1, 1.0)]
+    assert scalars(run.folder) == {"charts/b": [(1, 1.0)]}
 
 
 def test_no_save_model_leaves_the_curves_only(in_process, capsys):
@@ -407,6 +412,10 @@ BAD_INPUT = {  # what is wrong -> arguments, words of the one line
     "unbounded actions": ({"env_id": "LqrLqr21-v1"}, ["LqrLqr21-v1", "unbounded"]),
     "more rollouts than int32": ({"total_timesteps": 2**43, "num_envs": 64}, ["--total-timesteps", "2147483647"]),
     "clip above 1": ({"clip_coef": 1.5}, ["--clip-coef 1.5", "up to 1"]),
+    "seeds beyond the last": ({"seed": 2**32 - 2, "num_seeds": 3}, ["--seed 4294967294", "--num-seeds 3"]),
+    "a process of none": ({"process_id": 0}, ["--process-id", "--num-processes"]),
+    "a coordinator of none": ({"coordinator_address": "127.0.0.1:1"}, ["--coordinator-address", "--num-processes"]),
+    "more devices than there are": ({"num_devices": 9}, ["--num-devices 9", "1 cpu", "JAX_NUM_CPU_DEVICES=9"]),
     "too many episodes": ({"eval_episodes": 10**9}, ["--eval-episodes", "10,000"]),
 }
 for name in (
@@ -423,6 +432,11 @@ for name in "learning_rate clip_coef max_grad_norm target_kl".split():
 for name in "ent_coef vf_coef".split():
     for value in (-0.1, float("nan")):
         BAD_INPUT[f"{name} {value}"] = ({name: value}, [f"--{name.replace('_', '-')} {value}", "0 or more"])
+for name in "num_seeds num_processes hidden_size".split():
+    for value in (0, 10_001):
+        BAD_INPUT[f"{name} {value}"] = ({name: value}, [f"--{name.replace('_', '-')} {value}", "1 or more", "10,000"])
+for name in "num_devices process_id".split():
+    BAD_INPUT[f"{name} -1"] = ({name: -1}, [f"--{name.replace('_', '-')} -1", "0 or more"])
 for value in (-1, 2**32):
     BAD_INPUT[f"seed {value}"] = ({"seed": value}, [f"--seed {value}", "4294967295"])
 
@@ -435,6 +449,7 @@ def assert_one_line(error, words):
 @pytest.mark.parametrize("what", BAD_INPUT)
 def test_bad_input_is_one_line_and_exit_code_2_before_anything_is_written(what, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NPROC", "")  # --num-devices sets it
     args, words = BAD_INPUT[what]
     monkeypatch.setattr(ppo, "train_iteration", lambda *_: pytest.fail("it trained"))
     with pytest.raises(SystemExit) as stopped:
@@ -444,6 +459,85 @@ def test_bad_input_is_one_line_and_exit_code_2_before_anything_is_written(what, 
     assert out == ""
     assert_one_line(err, words)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ({"num_envs": 63, "num_minibatches": 1}, ["--num-devices 2", "--num-envs 63"]),
+        ({"num_minibatches": 2048}, ["--num-devices 2", "--num-minibatches 2048", "1024 steps"]),
+        ({"num_devices": 3}, ["--num-devices 3", "2 cpu device(s)"]),
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_the_devices(monkeypatch, capfd, args, words):
+    monkeypatch.setenv("NPROC", "")
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert ppo.start_jax(ppo.Args(num_devices=0)) == ppo.Args(num_devices=2)
+    with pytest.raises(SystemExit) as stopped:
+        ppo.start_jax(ppo.Args(**{"num_devices": 0, **args}))
+    assert stopped.value.code == 2
+    assert_one_line(capfd.readouterr().err, words)
+
+
+def test_the_flags_of_processes_reach_jax(monkeypatch, capfd):
+    def initialize(*args, **_):
+        asked.append(args)
+        raise RuntimeError("nobody\nis there")
+
+    asked = []
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    ppo.start_jax(ppo.Args())
+    assert asked == []
+    with pytest.raises(SystemExit) as stopped:
+        ppo.start_jax(ppo.Args(num_processes=4, process_id=2, coordinator_address="127.0.0.1:1"))
+    assert asked == [("127.0.0.1:1", 4, 2)] and stopped.value.code == 2
+    assert_one_line(capfd.readouterr().err, ["4 processes", "nobody is there", "--coordinator-address"])
+
+
+def test_compiled_functions_are_kept_unless_told_not_to(runs, monkeypatch, tmp_path):
+    kept = runs["Hopper-v4"].result().cwd.parent / "cleanrl" / "jax"
+    assert [path.name for path in kept.glob("*-cache")] != []
+
+    updates = {}
+    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/a/folder/of/the/user")  # JAX takes it by itself
+    ppo.start_jax(ppo.Args())
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    ppo.start_jax(ppo.Args(compilation_cache=False))
+    assert updates == {}
+    ppo.start_jax(ppo.Args())
+    assert updates["jax_compilation_cache_dir"] == str(tmp_path / ".cache" / "cleanrl" / "jax")
+    assert updates["jax_compilation_cache_max_size"] == 2**30
+
+
+def test_each_of_two_seeds_leaves_a_run_of_its_own(runs):
+    result = runs["two seeds"].result()
+    assert result.returncode == 0, result.err
+    assert "Hopper-v4: 512 steps of each of 2 trainings, " in result.out
+    run_dirs = sorted((result.cwd / "runs").iterdir())
+    lines = [line for line in result.out.splitlines() if line.startswith("  evaluation")]
+    for seed, run_dir, line in zip((5, 6), run_dirs, lines, strict=True):
+        args = ppo.Args(env_id="Hopper-v4", seed=seed, total_timesteps=512, **SIZES)
+        assert json.loads((run_dir / "args.json").read_text()) == asdict(args)
+        assert run_dir.name.startswith(f"Hopper-v4__{NAME}__{seed}__")
+        assert set(scalars(run_dir)) == TAGS
+        ((_, mean),) = scalars(run_dir)["eval/episodic_return"]
+        assert line.startswith(f"  evaluation  seed {seed}, return {mean:.1f} ± ")
+        load(run_dir / f"{NAME}.cleanrl_model")
+
+
+def test_two_devices_share_a_run(runs):
+    result = runs["two devices"].result()
+    assert result.returncode == 0, result.err
+    run_dir = run_dir_of(result)
+    assert json.loads((run_dir / "args.json").read_text())["num_devices"] == 2
+    env, _ = load(run_dir / f"{NAME}.cleanrl_model")
+    (stats,) = (wrapper.stats for wrapper in env.wrappers if hasattr(wrapper, "stats"))
+    assert stats.count == pytest.approx(512 + 4, abs=1)  # the environments of both
+    assert set(scalars(run_dir)) == TAGS
 
 
 def test_runs_that_cannot_be_written(tmp_path, monkeypatch, capfd):
@@ -542,8 +636,7 @@ def test_ctrl_c_while_an_evaluation_is_recorded(runs):
 
 def test_when_evaluations_are_due_and_recorded(in_process, monkeypatch):
     due = []
-    monkeypatch.setattr(ppo, "make_evaluator", lambda *_: "evaluator")
-    monkeypatch.setattr(ppo, "evaluate_model", lambda _, __, ___, ____, step, path: due.append((step, path)))
+    monkeypatch.setattr(ppo.Run, "evaluate", lambda _, step, path: due.append((step, path)))
     intervals = {"capture_video": True, "eval_interval": 2, "video_interval": 2}
     ppo.main(ppo.Args(env_id="Pendulum-v1", exp_name="x", total_timesteps=8 * 128, **intervals, **SIZES))
     (run_dir,) = in_process.glob("runs/*")

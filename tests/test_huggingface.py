@@ -57,7 +57,8 @@ def run_dir(tmp_path, monkeypatch, model_bytes):
     writer = SummaryWriter(str(path))
     for step in (128, 256, 384, 512):
         metrics = {"charts/episodes": 4.0, "charts/episodic_return": -1500.0 + step}
-        ppo.log(writer, {**metrics, "charts/avg_episodic_return": -1500.0 + step}, step)
+        for name, value in {**metrics, "charts/avg_episodic_return": -1500.0 + step}.items():
+            writer.add_scalar(name, value, step)
     writer.close()
     (path / "args.json").write_text(json.dumps(asdict(ARGS)))
     (path / MODEL).write_bytes(model_bytes)

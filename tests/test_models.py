@@ -33,9 +33,10 @@ ARGS = ppo.Args(
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder in which a short training has left its model, and the training's state."""
-    state = ppo.init_state(ARGS, ppo.make_env(ARGS))
+    state = ppo.init_lanes([ARGS], ppo.make_env(ARGS))
     for _ in range(2):
         state, _ = ppo.train_iteration(ARGS, state)
+    state = jax.tree.map(lambda x: np.asarray(x[0]), ppo.fetch(state))
     cwd = tmp_path_factory.mktemp("trained")
     path = cwd / "runs" / "Hopper-v4__hop__1__1700000000" / "hop.cleanrl_model"
     path.parent.mkdir(parents=True)

@@ -217,6 +217,31 @@ def test_an_epoch_visits_every_step_once_and_logs_the_mean_over_its_minibatches(
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 1000, 65_537])
+def test_shuffled_indices_are_a_permutation_that_follows_from_its_key(n):
+    keys = [jax.random.PRNGKey(seed) for seed in (0, 0, 1)]
+    orders = [np.asarray(ppo.shuffled_indices(key, n)) for key in keys]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(n))
+    assert np.array_equal(orders[0], orders[1])
+    assert n < 7 or not np.array_equal(orders[0], orders[2])
+
+
+def test_all_orders_are_equally_likely():
+    """By Pearson's chi-square, which for uniform orders has mean k - 1 and variance 2 (k - 1) with k outcomes."""
+    n, draws = 4, 24_000
+    keys = jax.random.split(jax.random.PRNGKey(0), draws)
+    orders = np.asarray(jax.jit(jax.vmap(partial(ppo.shuffled_indices, n=n)))(keys))
+    positions = [np.bincount(orders[:, position], minlength=n) for position in range(n)]
+    _, whole_orders = np.unique(orders, axis=0, return_counts=True)
+    assert len(whole_orders) == 24
+    for counts in (*positions, whole_orders):
+        expected = draws / len(counts)
+        chi_square = ((counts - expected) ** 2 / expected).sum()
+        freedom = len(counts) - 1
+        assert abs(chi_square - freedom) < 4 * np.sqrt(2 * freedom)
+
+
 def test_the_order_of_an_epoch_follows_from_its_key():
     args = ppo.Args(num_envs=4, num_steps=3, num_minibatches=3)
     learned = []
@@ -286,7 +311,7 @@ def test_an_update_is_so_many_epochs_over_targets_computed_anew():
     stats = ppo.RunningMeanStd(mean=jnp.zeros(()), var=jnp.array(100.0), count=jnp.array(10.0))
     agent = linear_train_state(optax.sgd(0.1))
     timestep = ppo.TimeStep(last_obs, *3 * [jnp.zeros(2)], info={})
-    state = ppo.RunnerState(agent, None, timestep, stats, jnp.array(0), key)
+    state = ppo.RunnerState(agent, None, timestep, stats, jnp.array(0), key, hyperparameters={})
     learner, metrics = jax.jit(ppo.update, static_argnums=0)(args, state, batch, key)
 
     first, stats = ppo.compute_targets(args, agent, stats, batch, last_obs)
@@ -333,7 +358,7 @@ def test_episode_metrics_by_hand():
             "episodic_length": jnp.array([[8.0, 1.0, nan], [2.0, 1.0, nan]]),
         },
     )
-    metrics = ppo.episode_metrics(batch)
+    metrics = ppo.episode_metrics(SMALL, batch)
     assert metrics["charts/episodes"] == 2
     assert metrics["charts/episodic_return"] == 7  # of the two that ended here: (4 + 10) / 2
     assert metrics["charts/episodic_length"] == 1.5
@@ -341,22 +366,28 @@ def test_episode_metrics_by_hand():
     assert metrics["charts/avg_episodic_length"] == 1.5
 
     none_ended = batch.replace(terminated=jnp.zeros((2, 3), bool), truncated=jnp.zeros((2, 3), bool))
-    metrics = ppo.episode_metrics(none_ended)
+    metrics = ppo.episode_metrics(SMALL, none_ended)
     assert metrics["charts/episodes"] == 0
     assert np.isnan(metrics["charts/episodic_return"]) and np.isnan(metrics["charts/episodic_length"])
     assert metrics["charts/avg_episodic_return"] == 7
     none_yet = none_ended.replace(info=jax.tree.map(lambda x: jnp.full((2, 3), nan), batch.info))
-    assert np.isnan(ppo.episode_metrics(none_yet)["charts/avg_episodic_return"])
+    assert np.isnan(ppo.episode_metrics(SMALL, none_yet)["charts/avg_episodic_return"])
 
 
 # ---------------------------------------------------------------- whole iterations
+def only_lane(tree):
+    """NumPy arrays without the leading axes, [num_devices, num_seeds], which are 1."""
+    assert {x.shape[:2] for x in jax.tree.leaves(tree)} == {(1, 1)}
+    return jax.tree.map(lambda x: np.asarray(x[0]), ppo.fetch(tree))
+
+
 def train(args, iterations=2):
     """The state after each iteration, and the metrics, [iterations] for each name; all of it in NumPy arrays."""
-    state, states, metrics = ppo.init_state(args, ppo.make_env(args)), [], []
+    state, states, metrics = ppo.init_lanes([args], ppo.make_env(args)), [], []
     for _ in range(iterations):
         state, iteration_metrics = ppo.train_iteration(args, state)
-        states.append(jax.device_get(state))
-        metrics.append(jax.device_get(iteration_metrics))
+        states.append(only_lane(state))
+        metrics.append(only_lane(iteration_metrics))
     return states, {name: np.array([m[name] for m in metrics]) for name in metrics[0]}
 
 
@@ -367,9 +398,10 @@ def train_once(iterations=2, **flags):
 
 
 def test_the_same_seed_is_bit_identical_and_compiled_once():
-    programs = ppo.train_iteration._cache_size()
+    halves = [ppo.compiled(function, SMALL) for function in (ppo.rollout, ppo.learn)]
+    programs = [half._cache_size() for half in halves]
     states, metrics = train(SMALL, iterations=3)
-    assert ppo.train_iteration._cache_size() == programs + 1
+    assert [half._cache_size() for half in halves] == [n + 1 for n in programs]
     same_states, same_metrics = train_once(iterations=4)
     assert same_arrays(metrics, {name: values[:3] for name, values in same_metrics.items()})
     assert same_arrays(states[2].agent, same_states[2].agent)
@@ -450,6 +482,7 @@ FLAGS = {
     "anneal_lr": False,
     "gamma": 0.5,
     "gae_lambda": 0.5,
+    "hidden_size": 32,
     "update_epochs": 1,
     "norm_adv": False,
     "norm_obs": False,
@@ -472,6 +505,7 @@ SIZES = {
 TESTED_ELSEWHERE = {  # in test_cli.py, but eval_episodes: in test_wrappers.py
     *("exp_name", "track", "wandb_project_name", "wandb_entity", "capture_video", "progress"),
     *("save_model", "upload_model", "hf_entity", "eval_episodes", "eval_interval", "video_interval"),
+    *("num_seeds", "compilation_cache", "num_devices", "num_processes", "process_id", "coordinator_address"),
 }
 
 
@@ -611,9 +645,10 @@ def test_learned_values_are_the_true_ones():
         vf_coef=1.0,
     )
     pool = probe_pool()
-    state = ppo.init_state(args, pool.make_env(ppo.VectorEnvEpisodeStats.create(4)))
+    state = ppo.init_lanes([args], pool.make_env(ppo.VectorEnvEpisodeStats.create(4)))
     for _ in range(args.num_iterations):
         state, metrics = ppo.train_iteration(args, state)
+    state, metrics = only_lane(state), only_lane(metrics)
     clock = 1 - GAMMA ** np.arange(5, 0, -1)
     expected = np.array([1, 1, -1, *clock]) / (1 - GAMMA)
     values = ppo.get_value(state.agent, jnp.eye(9)) * state.return_stats.std

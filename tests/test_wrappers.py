@@ -38,7 +38,7 @@ def make_env(monkeypatch, args, evaluation=False):
     make_pool = envpool.make
     with monkeypatch.context() as patch:
         patch.setattr(ppo.envpool, "make", make)
-        return ppo.make_env(args, evaluation), seeds
+        return ppo.make_env(args, evaluation=evaluation), seeds
 
 
 # ---------------------------------------------------------------- the protocol
@@ -76,7 +76,7 @@ def test_reset_and_recv_run_from_the_environment_outwards_and_send_inwards():
     assert timestep.obs == 3 * 2 + 1  # the other way round it would be (3 + 1) * 2 = 8
     env, timestep = env.step(jnp.array([[5.0]]))
     assert timestep.obs == 4 * 2 + 1
-    assert env.handle["action"] == (5 + 1) * 2  # the outer wrapper is the first to see the action
+    assert pool.last_action(env) == (5 + 1) * 2  # the outer wrapper is the first to see the action
     assert [int(wrapper.calls) for wrapper in env.wrappers] == [10_101, 10_101]
 
 
@@ -154,7 +154,7 @@ def test_reset_starts_new_episodes_and_keeps_the_last_finished_ones():
     env, _ = pool.make_env(ppo.VectorEnvEpisodeStats.create(1)).reset()
     env, _ = scan_steps(env, jnp.zeros((2, 1, 1)))  # an episode of two steps; the next would be EnvPool's reset step
     env, _ = env.reset()
-    env = env.replace(handle={**env.handle, "row": jnp.array(0, jnp.int32)})
+    env = env.replace(handle=pool.make_env().handle)
     env, timesteps = scan_steps(env, jnp.zeros((2, 1, 1)))
     np.testing.assert_array_equal(timesteps.info["episodic_length"], [[2], [2]])
     np.testing.assert_array_equal(env.wrappers[0].lengths, [2])
@@ -236,7 +236,7 @@ def test_the_environment_receives_the_clipped_and_rescaled_action():
     pool = ScriptedPool(np.zeros((2, 3, 1)), low=[-2.0], high=[2.0])
     env, _ = pool.make_env(ppo.VectorEnvClipAct(jnp.array([-2.0]), jnp.array([2.0]))).reset()
     env, _ = env.step(jnp.array([[-7.0], [0.25], [7.0]]))
-    np.testing.assert_allclose(env.handle["action"], [[-2.0], [0.5], [2.0]])
+    np.testing.assert_allclose(pool.last_action(env), [[-2.0], [0.5], [2.0]])
 
 
 def test_make_env_scales_actions_to_pendulums_bounds(monkeypatch):
