@@ -79,7 +79,9 @@ def measure_point(args: Args, factor: Factor, sizes: dict) -> dict | None:
     command += [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     if factor == "num_iterations":
         command.append("--whole-run")
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(sizes.get("num_devices", 1))}
+    environment = dict(os.environ)
+    if factor == "num_devices":  # else the script chooses how many devices a CPU is
+        environment["JAX_NUM_CPU_DEVICES"] = str(sizes["num_devices"])
     try:
         run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS)
         if run.returncode == 0:

@@ -135,7 +135,7 @@ def test_a_point_and_a_whole_run_are_measured_in_processes_of_their_own(tmp_path
     assert float(point["steps_per_second"]) > 0 and float(point["compile_seconds"]) > 0
     assert 0 < float(point["imported_mib"]) < float(point["memory_mib"])
     early, late = (float(run[name]) for name in scale.WHOLE_RUN)
-    assert float(run["imported_mib"]) < early <= float(run["memory_mib"]) and late < early + 20
+    assert float(run["imported_mib"]) < early < float(run["memory_mib"]) + 1 and late < early + 20
     assert "JAX on the" in point["machine"] and not list(tmp_path.glob("runs"))
 
 
