@@ -13,19 +13,17 @@ first call makes it from the package registry, whose PyTorch for Linux is a CUDA
 UV_FIND_LINKS can name a folder that holds a CPU build of the version that is pinned.
 """
 
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import tyro
+from measure import describe_machine
 from peers.process import Peer, find_python, start_peers
 
 from cleanrl_utils.models import load_script
@@ -175,9 +173,7 @@ def main(args: Args) -> None:
     pythons = {name: find_python(name) for name in args.peers}
     script = load_script(args.script)
     script.start_jax(script.Args(compilation_cache=False))
-    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "envpool"))
-    print(f"{platform.machine()} with {os.cpu_count()} cores, Python {platform.python_version()}, {packages}, on the")
-    print(f"{jax.default_backend()}; medians of {args.rounds} rounds of {args.iterations} iterations")
+    print(f"{describe_machine()}; medians of {args.rounds} rounds of {args.iterations} iterations")
     speed, phases, measured_peers = [], [], []
     for env_id in args.env_ids:
         script.check_env_id(env_id)

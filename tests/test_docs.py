@@ -22,6 +22,7 @@ FLAGS_OF_OTHERS |= {
     "rliable",
     "scan-history",
 }  # of openrlbenchmark's rlops
+FLAGS_OF_OTHERS |= {"cpu", "gpus-per-task", "ntasks"}  # of gpu_check.sh and srun
 
 
 def split_by_heading(markdown, level):
@@ -81,7 +82,7 @@ def in_words(value):
 def test_flags_that_the_docs_name_exist():
     modules = [f"cleanrl.{script}" for script in SCRIPTS]
     modules += [f"cleanrl_utils.{name}" for name in ("benchmark", "enjoy", "huggingface", "report", "rlops", "zoo")]
-    modules += ["throughput"]
+    modules += ["compare_observations", "measure", "scale", "throughput"]
     known = {field.name for module in modules for field in fields(importlib.import_module(module).Args)}
     known = {name.replace("_", "-") for name in known} | FLAGS_OF_OTHERS
     for path in PAGES:
