@@ -48,8 +48,9 @@ def stand_in(folder, fails_at="nowhere"):
 
 
 def test_every_peer_has_pins_by_name_and_version():
-    assert len(PEERS) == 5
-    for peer in PEERS:
+    libraries = [peer for peer in PEERS if peer != "many_seeds"]  # which is the script itself
+    assert len(libraries) == 5 and process.find_python("many_seeds") == sys.executable
+    for peer in libraries:
         lines = (FOLDER / f"requirements/{peer}.txt").read_text().splitlines()
         pins = [line for line in lines if not line.startswith("#")]
         pin = re.compile(r"[a-z0-9-]+==[\w.]+( ; python_full_version (<|>=) '3.12')?")
@@ -61,7 +62,7 @@ def test_a_driver_lists_its_flags_without_any_package(peer):
     command = [sys.executable, "-S", "-P", "-m", f"peers.{peer}", "--help"]
     done = subprocess.run(command, env={"PYTHONPATH": str(FOLDER.parent)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "\n\nWhat differs from our script: " in done.stdout
+    assert re.search("\n\nWhat differs from (one run of )?our script: ", done.stdout)
     assert [flag for flag in FLAGS if f"--{flag.replace('_', '-')} " not in done.stdout] == []
 
 
@@ -93,7 +94,7 @@ def test_a_driver_that_fails_gives_one_line_and_the_others_go_on(tmp_path, capsy
     output, error = capsys.readouterr()
     assert error == "error: sbx failed on Hopper-v4: of this\n"
     assert [peer.failed for peer in peers] == [True, False] and len(peers[1].steps_per_second) == 2
-    assert "| Hopper-v4 | sbx | failed | |\n| Hopper-v4 | sb3 | " in output
+    assert "| Hopper-v4 | sbx | failed |  |\n| Hopper-v4 | sb3 | " in output
 
 
 def test_an_environment_that_cannot_be_made_gives_one_line(tmp_path, monkeypatch, capsys):
