@@ -1177,6 +1177,9 @@ def evaluate_models(runs: list[Run], global_step: int, video_suffix: str | None)
 def train(lanes: list[Args]) -> list[Run]:
     """Trains the lanes side by side, see `MAY_DIFFER`; each leaves what it would have left alone."""
     args = replace(lanes[0], num_seeds=len(lanes))
+    for name in asdict(args).keys() - {*MAY_DIFFER, "exp_name", "num_seeds"}:
+        if any(getattr(lane, name) != getattr(args, name) for lane in lanes):
+            raise ValueError(f"{name} can't differ between lanes: train those with another {name} apart")
     with stop_signals() as stop_signals_received:
         env = make_env(*lanes)
         runs = make_runs(lanes, stop_signals_received)
