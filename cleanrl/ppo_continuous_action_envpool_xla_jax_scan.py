@@ -1225,6 +1225,7 @@ def train(lanes: list[Args]) -> list[Run]:
             run.writer.flush()
         if args.save_model and not stopped:
             evaluate_models(runs, global_step, "" if args.capture_video else None)
+            any_process(False)  # no process leaves while the first one evaluates
         for run in runs:
             run.close()
     if stopped or stop_signals_received:
@@ -1243,7 +1244,9 @@ def main(args: Args) -> None:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
-        sys.exit(f"a process that trains with this one is gone: start all anew ({str(error).partition(chr(10))[0]})")
+        reason = str(error).partition("\n")[0]
+        print(f"a process that trains with this one is gone: start all anew ({reason})", file=sys.stderr, flush=True)
+        os._exit(1)  # an orderly exit would wait for the process that is gone, and abort
     if args.upload_model:
         from cleanrl_utils.huggingface import push_to_hub
 
