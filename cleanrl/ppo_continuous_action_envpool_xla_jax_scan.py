@@ -1211,6 +1211,9 @@ def evaluate_models(runs: list[Run], global_step: int, video_suffix: str | None)
 def train(lanes: list[Args]) -> list[Run]:
     """Trains the lanes side by side, see `MAY_DIFFER`; each leaves what it would have left alone."""
     args = replace(lanes[0], num_seeds=len(lanes))
+    for name in asdict(args).keys() - {*MAY_DIFFER, "exp_name", "num_seeds"}:
+        if any(getattr(lane, name) != getattr(args, name) for lane in lanes):
+            raise ValueError(f"{name} can't differ between lanes: train those with another {name} apart")
     with stop_signals() as stop_signals_received:
         env = make_env(*lanes)
         runs = make_runs(lanes, stop_signals_received)
@@ -1256,6 +1259,7 @@ def train(lanes: list[Args]) -> list[Run]:
             run.writer.flush()
         if args.save_model and not stopped:
             evaluate_models(runs, global_step, "" if args.capture_video else None)
+            any_process(False)  # no process leaves while the first one evaluates
         for run in runs:
             run.close()
     if stopped or stop_signals_received:
@@ -1274,7 +1278,9 @@ def main(args: Args) -> None:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
-        sys.exit(f"a process that trains with this one is gone: start all anew ({str(error).partition(chr(10))[0]})")
+        reason = str(error).partition("\n")[0]
+        print(f"a process that trains with this one is gone: start all anew ({reason})", file=sys.stderr, flush=True)
+        os._exit(1)  # an orderly exit would wait for the process that is gone, and abort
     if args.upload_model:
         from cleanrl_utils.huggingface import push_to_hub
 
