@@ -955,10 +955,6 @@ def start_jax(args: Args) -> Args:
         cpu_devices = largest_divisor(args.num_seeds, num_cores())
         with suppress(RuntimeError):  # JAX has started already: this is not the first training of this process
             jax.config.update("jax_num_cpu_devices", cpu_devices)
-    # How many threads XLA has on a CPU. They spin while they wait, at the expense of EnvPool's: with small networks
-    # one is fastest, by a fifth. Several devices need one more than they are, or may wait for each other for ever.
-    threads = cpu_devices + 1 if cpu_devices > 1 else 1 if args.hidden_size <= 128 else num_cores()
-    os.environ.setdefault("NPROC", str(threads))
     if args.num_processes is not None:
         try:
             jax.distributed.initialize(
@@ -969,7 +965,14 @@ def start_jax(args: Args) -> Args:
                 f"the {args.num_processes} processes can't meet ({' '.join(str(error).split())}): give each its "
                 "--process-id, and all the same --coordinator-address host:port, of process 0"
             )
+    # How many threads XLA has on a CPU. They spin while they wait, at the expense of EnvPool's: with small networks
+    # one is fastest, by a fifth. Several devices need one more than they are, or may wait for each other for ever.
+    threads = cpu_devices + 1 if cpu_devices > 1 else 1 if args.hidden_size <= 128 else num_cores()
+    own_threads = os.environ.get("NPROC")
+    os.environ["NPROC"] = own_threads or str(threads)
     num_devices = args.num_devices or jax.device_count()
+    jax.block_until_ready(jnp.zeros(()) + 1)
+    os.environ["NPROC"] = own_threads or ""
     if num_devices > jax.device_count():
         usage_error(
             f"--num-devices {num_devices}: JAX sees {jax.device_count()} {jax.default_backend()} device(s); "
