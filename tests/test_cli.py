@@ -507,7 +507,7 @@ def test_compiled_functions_are_kept_unless_told_not_to(runs, monkeypatch, tmp_p
     ppo.start_jax(ppo.Args())
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     ppo.start_jax(ppo.Args(compilation_cache=False))
-    assert [name for name in updates if "cache" in name] == []
+    assert not {"jax_compilation_cache_dir", "jax_compilation_cache_max_size"} & updates.keys()
     ppo.start_jax(ppo.Args())
     assert updates["jax_compilation_cache_dir"] == str(tmp_path / ".cache" / "cleanrl" / "jax")
     assert updates["jax_compilation_cache_max_size"] == 2**30
