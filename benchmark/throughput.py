@@ -148,6 +148,8 @@ def peer_row(peer: Peer, trained: list[float]) -> list[str]:
 
 def print_peers(measured: list[tuple[Peer, list[float]]]) -> None:
     """A table, and a line for each library on what differs."""
+    if not measured:
+        return
     columns = ("environment", "peer", "training, steps/s", "the script's ratio to it (lowest - highest)")
     print_table(*columns, rows=[peer_row(peer, trained) for peer, trained in measured])
     print()
@@ -174,7 +176,7 @@ def main(args: Args) -> None:
     script = load_script(args.script)
     script.start_jax(script.Args(compilation_cache=False))
     print(f"{describe_machine()}; medians of {args.rounds} rounds of {args.iterations} iterations")
-    speed, phases, measured_peers = [], [], []
+    failed = []
     for env_id in args.env_ids:
         script.check_env_id(env_id)
         script_args = script.Args(env_id=env_id)
@@ -188,9 +190,11 @@ def main(args: Args) -> None:
                 for peer in peers:
                     peer.measure()
         median = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
-        steps = {name: script_args.batch_size / median[name] for name in ("random", "same", "training")}
+        steps = [f"{script_args.batch_size / median[name]:,.0f}" for name in ("random", "same", "training")]
         ratios = [median_and_range([r[raw] / r["training"] for r in rounds]) for raw in ("random", "same")]
-        speed.append([env_id, *(f"{x:,.0f}" for x in steps.values()), *ratios])
+        pools = ("raw pool", "raw pool, the training's actions")
+        columns = [*(f"{name}, steps/s" for name in (*pools, "training")), *(f"ratio to the {name}" for name in pools)]
+        print_table("environment", *columns, rows=[[env_id, *steps, *ratios]])
         parts = {
             "environment": median["same"],
             "inference": median["rollout"] - median["same"],
@@ -199,20 +203,12 @@ def main(args: Args) -> None:
             "host": median["training"] - median["rollout"] - median["learn"],
             "iteration": median["training"],
         }
-        phases.append([env_id, *(f"{1000 * x:.1f}" for x in parts.values())])
+        columns = [f"{name}, ms" for name in parts]
+        print_table("environment", *columns, rows=[[env_id, *(f"{1000 * x:.1f}" for x in parts.values())]])
         trained = [script_args.batch_size / r["training"] for r in rounds]
-        measured_peers += [(peer, trained) for peer in peers]
-    pools = ("raw pool", "raw pool, the training's actions")
-    print_table(
-        "environment",
-        *(f"{name}, steps/s" for name in (*pools, "training")),
-        *map("of the {}".format, pools),
-        rows=speed,
-    )
-    print_table("environment", *(f"{name}, ms" for name in parts), rows=phases)
-    if measured_peers:
-        print_peers(measured_peers)
-    if any(peer.failed for peer, _ in measured_peers):
+        print_peers([(peer, trained) for peer in peers])
+        failed += [peer for peer in peers if peer.failed]
+    if failed:
         sys.exit(1)
 
 

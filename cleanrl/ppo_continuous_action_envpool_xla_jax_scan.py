@@ -968,11 +968,12 @@ def start_jax(args: Args) -> Args:
     # How many threads XLA has on a CPU. They spin while they wait, at the expense of EnvPool's: with small networks
     # one is fastest, by a fifth. Several devices need one more than they are, or may wait for each other for ever.
     threads = cpu_devices + 1 if cpu_devices > 1 else 1 if args.hidden_size <= 128 else num_cores()
-    own_threads = os.environ.get("NPROC")
-    os.environ["NPROC"] = own_threads or str(threads)
+    users_choice = os.environ.get("NPROC")
+    os.environ.setdefault("NPROC", str(threads))
     num_devices = args.num_devices or jax.device_count()
-    jax.block_until_ready(jnp.zeros(()) + 1)
-    os.environ["NPROC"] = own_threads or ""
+    jax.block_until_ready(jnp.zeros(()) + 1)  # with it JAX has started its threads
+    if users_choice is None:
+        del os.environ["NPROC"]  # it is not for the processes that this one may start
     if num_devices > jax.device_count():
         usage_error(
             f"--num-devices {num_devices}: JAX sees {jax.device_count()} {jax.default_backend()} device(s); "

@@ -495,6 +495,15 @@ def test_the_flags_of_processes_reach_jax(monkeypatch, capfd):
     assert_one_line(capfd.readouterr().err, ["4 processes", "nobody is there", "--coordinator-address"])
 
 
+def test_the_number_of_threads_is_not_passed_on_to_other_processes(monkeypatch):
+    monkeypatch.delenv("NPROC", raising=False)
+    ppo.start_jax(ppo.Args())
+    assert "NPROC" not in os.environ
+    monkeypatch.setenv("NPROC", "3")
+    ppo.start_jax(ppo.Args())
+    assert os.environ["NPROC"] == "3"
+
+
 def test_compiled_functions_are_kept_unless_told_not_to(runs, monkeypatch, tmp_path):
     kept = runs["Hopper-v4"].result().cwd.parent / "cleanrl" / "jax"
     assert [path.name for path in kept.glob("*-cache")] != []

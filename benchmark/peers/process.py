@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 from cleanrl_utils.python_environments import find_environment
 
-ENVIRON = dict(os.environ)  # as it is before our script sets the number of its threads
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -34,7 +33,7 @@ class Peer:
         self.stderr = tempfile.TemporaryFile("w+", errors="replace")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.stderr}
         self.process = subprocess.Popen(
-            command, env=ENVIRON | {"PYTHONPATH": os.path.dirname(FOLDER)}, text=True, **pipes
+            command, env=os.environ | {"PYTHONPATH": os.path.dirname(FOLDER)}, text=True, **pipes
         )
         self.about = self.read()
 
