@@ -30,6 +30,12 @@ def best_at_0_95(lane, env_id, report):
     return -abs(lane.gamma - 0.95)
 
 
+@pytest.fixture(autouse=True)
+def commands_are_for_python(monkeypatch):
+    """Also where uv runs the tests."""
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
+
+
 @pytest.fixture
 def stub(monkeypatch, tmp_path):
     """Trainings whose returns are `stub.returns(lane, env_id, report)`; `stub.calls` holds the lanes of each."""
@@ -323,7 +329,10 @@ def test_processes_share_a_study(tmp_path, storage):
     assert set(states(trials)) == {"COMPLETE"}
     assert 16 <= len(trials) <= 18  # both may ask for the last ones at the same moment
     assert len({trial.user_attrs["process"] for trial in trials}) == 2
-    assert len({trial.params["gamma"] for trial in trials}) == len(trials)
+    gammas = [trial.params["gamma"] for trial in trials]
+    found = [gamma for gamma in gammas if gamma != ppo.Args().gamma]
+    assert len(set(found)) == len(found)
+    assert len(gammas) - len(found) in (1, 2)  # both may have found the study empty, and begun with the defaults
 
 
 def test_a_population_learns_as_its_trials_would_alone(compile_fast):
