@@ -4,7 +4,7 @@
 #   uv run bash benchmark/gpu_check.sh           on a machine with an NVIDIA GPU
 #   uv run bash benchmark/gpu_check.sh --cpu     the same parts on the CPU, at small sizes
 #
-# First the CUDA build of JAX, for a driver from 580 on (from 525 on: cuda12). The driver's version is in
+# First the CUDA build of JAX, or cuda12 for an older driver. The driver's version is in
 # nvidia-smi's first line:
 #
 #   uv pip install "jax[cuda13]"
