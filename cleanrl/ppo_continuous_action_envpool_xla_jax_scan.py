@@ -16,12 +16,14 @@ import shlex
 import signal
 import sys
 import time
+import types
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of a GPU's memory at once
@@ -43,7 +45,12 @@ from tqdm import tqdm
 
 with suppress(OSError):  # EnvPool 1.2.5 (Python 3.11) ends the process when it renders, unless libEGL came first
     ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
+# EnvPool draws Jumanji's games with matplotlib, whose import takes a second: put off until one of them is made.
+jumanji = sys.modules["envpool.jumanji"] = types.ModuleType("envpool.jumanji")
+jumanji.__path__ = [os.path.join(*find_spec("envpool").submodule_search_locations, "jumanji")]
 import envpool  # noqa: E402
+
+del sys.modules["envpool.jumanji"]
 
 warnings.filterwarnings("ignore", message=".*precision lowered by casting")  # by EnvPool's dm_control spaces
 

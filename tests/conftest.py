@@ -3,11 +3,15 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # before JAX is imported: not the user's, and one for all processes
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-cache-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # the tests were started in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

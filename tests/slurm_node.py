@@ -18,7 +18,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 # It pretends to have 16 CPUs and 4 GPUs, so that what runs at a time does not depend on the machine.
 CONFIG = """
 ClusterName=test
@@ -74,22 +74,20 @@ def write_config(folder: Path) -> None:
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen:
-    prctl = ctypes.CDLL(None).prctl
     with open(folder / f"{command[0]}.out", "w") as out:
         return subprocess.Popen(
-            command,
+            ["setpriv", "--pdeathsig", "KILL", *command],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,  # Ctrl-C is for this program alone
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
 
 
 def wait_for(condition, folder: Path, daemons: list[subprocess.Popen]) -> None:
     end = time.time() + 60
     while not condition():
-        dead = [daemon.args[0] for daemon in daemons if daemon.poll() is not None]
+        dead = [daemon.args[3] for daemon in daemons if daemon.poll() is not None]
         if dead or time.time() > end:
             for path in sorted(folder.glob("*.out")):
                 print(f"{path}:\n{path.read_text()}", file=sys.stderr)

@@ -70,14 +70,9 @@ def run_benchmark(*args):
     return subprocess.run([*PROGRAM, "--command", "python train.py", *args], capture_output=True, text=True, timeout=60)
 
 
-def start_benchmark(*args, **kwargs):
-    return subprocess.Popen(
-        [*PROGRAM, "--command", "python train.py", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        **kwargs,
-    )
+def start_benchmark(*args, launcher=()):
+    command = [*launcher, *PROGRAM, "--command", "python train.py", *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def wait_for(condition, timeout=30):
@@ -299,9 +294,7 @@ def test_a_signal_stops_the_runs(folder, signum):
 
 
 def test_goes_on_under_nohup(folder):
-    process = start_benchmark(
-        *["--env-ids", "Good-v1", "--num-seeds", "2"], preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    )
+    process = start_benchmark("--env-ids", "Good-v1", "--num-seeds", "2", launcher=["nohup"])
     wait_for(lambda: starts(folder))
     process.send_signal(signal.SIGHUP)
     out, _ = process.communicate(timeout=30)
