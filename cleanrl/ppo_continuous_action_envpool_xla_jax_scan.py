@@ -854,7 +854,8 @@ def init_lanes(lanes: list[Args], env: VectorEnvWrapper) -> RunnerState:
     if jax.process_count() > 1:  # the others bring theirs
         sharding = jax.sharding.NamedSharding(training_mesh(args), jax.sharding.PartitionSpec(*MESH_AXES))
         inputs = jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), inputs)
-    return parallel(init, args)(*inputs)
+    # In turn, as JAX's QR decomposition of a batch, for orthogonal weights, waits for threads that may all wait alike.
+    return parallel(init, args, in_turn=True)(*inputs)
 
 
 def train_iteration(args: Args, state: RunnerState) -> tuple[RunnerState, dict[str, jax.Array]]:

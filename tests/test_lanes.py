@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from functools import cache, partial
 
@@ -16,6 +18,7 @@ from cleanrl_utils.models import read_model
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HOPPER = ppo.Args(
     env_id="Hopper-v4",
     num_envs=8,
@@ -163,3 +166,20 @@ def test_a_lane_that_diverges_is_named_and_the_others_go_on(tmp_path, monkeypatc
         assert f"evaluation  learning_rate {lr}, return" in out
         curves = EventAccumulator(str(saved[name][0].parent)).Reload().Scalars("losses/loss")
         assert len(curves) == PENDULUM.num_iterations and np.isfinite([e.value for e in curves]).all()
+
+
+MAKE_AGENTS = """
+import jax
+import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+
+lanes = [ppo.Args(env_id="Pendulum-v1", num_envs=1, seed=seed) for seed in range(8)]
+env = ppo.make_env(*lanes)
+for _ in range(20):
+    jax.block_until_ready(ppo.init_lanes(lanes, env).agent.params)
+"""
+
+
+def test_agents_of_many_lanes_are_made_without_a_deadlock():
+    """As they were in one of three processes when a batch of matrices was decomposed by threads that waited."""
+    environ = {**os.environ, "NPROC": "2"}
+    subprocess.run([sys.executable, "-c", MAKE_AGENTS], env=environ, cwd=ROOT, check=True, timeout=100)
