@@ -196,7 +196,7 @@ def check_event_files(path: str) -> None:
     """Raises LeftOut where TensorBoard's reader would wait for ever, or fill the memory."""
     entries = [entry for entry in os.scandir(path) if "tfevents" in entry.name]
     for entry in entries:
-        if not entry.is_file():
+        if not os.path.isfile(entry.path):
             raise LeftOut(f"{entry.name} is not a file")
     if sum(entry.stat().st_size for entry in entries) > MAX_FOLDER_BYTES:
         raise LeftOut(f"its event files hold more than {MAX_FOLDER_BYTES >> 30} GiB")

@@ -168,6 +168,28 @@ def test_a_full_disk_loses_and_doubles_nothing(tmp_path, capfd, monkeypatch, roo
     ]
 
 
+@pytest.mark.parametrize("function", ["ftruncate", "fsync", "close"])
+def test_a_disk_that_fails_late(tmp_path, monkeypatch, function):
+    writer = EventWriter(str(tmp_path))
+    writer.add_scalar("a", 0.0, 0)
+    writer.flush()
+    original = getattr(os, function)
+
+    def fail(*args):
+        if function == "close":
+            original(*args)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    writer.add_scalar("a", 1.0, 1)
+    with monkeypatch.context() as patch, full_after(20 if function == "ftruncate" else 10**6, patch):
+        patch.setattr(events.os, function, fail)
+        assert not writer.flush(sync=True)
+    writer.add_scalar("a", 2.0, 2)
+    writer.close()
+    assert is_whole(event_files(tmp_path)[0])
+    assert read_curves(tmp_path) == {"a": [(step, step) for step in range(3)]}
+
+
 def test_a_disk_that_is_really_full(tmp_path, capfd):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path], capture_output=True).returncode:
         pytest.skip("may not mount a file system")
