@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
-from tensorboardX.summary import text
+from tensorboardX.summary import text as text_summary
 
 from cleanrl_utils.errors import usage_error
 
@@ -96,7 +96,8 @@ def is_tail(f, start: int, size: int) -> bool:
 class EventWriter:
     """Appends scalars and texts to an event file of its own in `folder`, every `flush_seconds` and when told to.
 
-    Nothing here raises an OSError: `flush` tells whether all is on disk, and a line to stderr why it is not.
+    Nothing here raises an OSError: `flush` tells whether all is on disk, and a line to stderr why it is not. What waits
+    is lost unless `close` is called.
     """
 
     def __init__(self, folder: str, flush_seconds: float = 10.0):
@@ -113,9 +114,9 @@ class EventWriter:
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         self.add(Summary(value=[Summary.Value(tag=tag, simple_value=float(value))]), step)
 
-    def add_text(self, tag: str, text_string: str, step: int = 0) -> None:
-        """Markdown, for TensorBoard's TEXT tab."""
-        self.add(text(tag, text_string), step)
+    def add_text(self, tag: str, text: str, step: int = 0) -> None:
+        """Markdown, for TensorBoard's TEXT tab, where it is called `tag`/text_summary."""
+        self.add(text_summary(tag, text), step)
 
     def add(self, summary: Summary, step: int) -> None:
         record = encode(Event(wall_time=time.time(), step=int(step), summary=summary))
@@ -288,6 +289,7 @@ def replace_files(folder: str, files: list[str], records: Iterator[bytes]) -> No
 def sync_folder(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with suppress(OSError):  # not every file system can
+            os.fsync(fd)
     finally:
         os.close(fd)
