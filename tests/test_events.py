@@ -542,6 +542,13 @@ def test_values_that_no_run_has(tmp_path, name):
     assert runs == [] and reason in line
 
 
+def test_an_unfinished_run_without_its_budget(tmp_path):
+    """As cleanrl_utils.huggingface reads it."""
+    folder, _ = make_run(tmp_path, curves={tag: points[:2] for tag, points in CURVES.items() if "eval" not in tag})
+    config = json.loads((folder / "args.json").read_text())
+    assert list(report.read_run(str(folder), config | {"total_timesteps": 0}).wall_times) == [100, 200]
+
+
 NO_FILES = {
     "folder": lambda path: path.mkdir(),
     "pipe": os.mkfifo,
