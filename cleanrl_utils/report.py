@@ -27,6 +27,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
 
 import msgpack
 import numpy as np
@@ -37,10 +38,19 @@ from matplotlib.ticker import EngFormatter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_utils.errors import usage_error
+from cleanrl_utils.events import MAX_FOLDER_BYTES
 from cleanrl_utils.files import write_file
 
 NUM_EPISODES = 100  # a run's training return is the mean of so many, its last ones
 CURVE_ROWS = 100  # of each run, in the csv file
+# What the report is made of; there a run's values are finite and lie within its budget.
+READ_TAGS = (
+    "charts/episodes",
+    "charts/episodic_return",
+    "charts/avg_episodic_return",
+    "charts/SPS",
+    "eval/episodic_return",
+)
 OUTPUT_ENDINGS = (".md", ".png", ".svg", ".csv")
 
 
@@ -162,10 +172,12 @@ def find_runs(folders: tuple[str, ...]) -> list[str]:
 
 
 def read_json(path: str) -> dict:
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise LeftOut(f"{os.path.basename(path)} is not a file")
     try:
         with open(path, encoding="utf-8") as f:
             content = json.load(f)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LeftOut(f"{os.path.basename(path)} can't be read ({error.__class__.__name__})") from error
     if not isinstance(content, dict):
         raise LeftOut(f"{os.path.basename(path)} holds no names and values")
@@ -180,21 +192,48 @@ def read_config(path: str) -> dict:
     return config
 
 
+def check_event_files(path: str) -> None:
+    """Raises LeftOut where TensorBoard's reader would wait for ever, or fill the memory."""
+    entries = [entry for entry in os.scandir(path) if "tfevents" in entry.name]
+    for entry in entries:
+        if not os.path.isfile(entry.path):
+            raise LeftOut(f"{entry.name} is not a file")
+    if sum(entry.stat().st_size for entry in entries) > MAX_FOLDER_BYTES:
+        raise LeftOut(f"its event files hold more than {MAX_FOLDER_BYTES >> 30} GiB")
+
+
+def check_scalars(scalars: dict[str, dict[int, float]], total_timesteps: int) -> None:
+    """Raises LeftOut for what no run writes, in a damaged file that its checksums let pass. A budget of 0: any step."""
+    budget = total_timesteps or math.inf
+    for tag in READ_TAGS:
+        for step, value in scalars.get(tag, {}).items():
+            if not (0 < step <= budget and math.isfinite(value)):
+                raise LeftOut(f"damaged: {tag} is {value:g} at step {step:,} of {total_timesteps:,}")
+
+
 def read_run(path: str, config: dict) -> Run:
     """The run in a folder; raises LeftOut if it is damaged or has not finished."""
     logging.getLogger("tensorboard").setLevel(logging.CRITICAL)  # it warns of a damaged record; so do we, in one line
     events = EventAccumulator(path, size_guidance={"scalars": 0, "tensors": 1, "images": 1})
     try:
+        check_event_files(path)
         events.Reload()
+    except LeftOut:
+        raise
     except Exception as error:  # a damaged file can fail anywhere in the protobuf parser
         raise LeftOut(f"its event file can't be read ({error.__class__.__name__})") from error
     scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
     if "charts/episodes" not in scalars:
         raise LeftOut("no charts/episodes in its event files")
+    check_scalars(scalars, config["total_timesteps"])
     # The steps of a last, incomplete iteration are never taken: finished means that no further one would fit.
     steps = sorted(scalars["charts/episodes"])
-    if steps[-1] + min(np.diff([0, *steps])) <= config["total_timesteps"]:
+    iteration_steps = [end - start for start, end in pairwise([0, *steps])]
+    if steps[-1] + min(iteration_steps) <= config["total_timesteps"]:
         raise LeftOut(f"unfinished or damaged: ends at step {steps[-1]:,} of {config['total_timesteps']:,}")
+    if min(iteration_steps) < max(iteration_steps):
+        end = steps[iteration_steps.index(max(iteration_steps))]
+        raise LeftOut(f"damaged: iterations before step {end:,} are missing")
     for tag in ("charts/episodic_return", "charts/avg_episodic_return"):
         if tag not in scalars:
             raise LeftOut(f"no {tag} in its event files: no episode ended")
@@ -211,6 +250,8 @@ def read_run(path: str, config: dict) -> Run:
 
 def read_versions(model_path: str) -> dict[str, str]:
     """The package versions that a saved model names (its arrays stay undecoded bytes)."""
+    if not os.path.isfile(model_path):
+        return {}
     try:
         with open(model_path, "rb") as f:
             return {str(name): str(version) for name, version in msgpack.unpackb(f.read())["versions"].items()}
