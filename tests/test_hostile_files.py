@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
-from cleanrl_utils import enjoy, huggingface, models, zoo
+from cleanrl_utils import enjoy, huggingface, models, report, zoo
 from cleanrl_utils.evals.ppo_envpool_jax_eval import check_script, make_evaluator
 from cleanrl_utils.models import MAX_FILE_SIZE, find_model, read_model, read_msgpack, restore_args
 from cleanrl_utils.untrusted import MAX_JSON_SIZE, read_json, unpack
@@ -459,6 +459,44 @@ def test_wrong_arguments_in_json_are_a_line(what, whole, tmp_path, capfd):
     (tmp_path / "small.cleanrl_model").write_bytes(whole)
     (tmp_path / "args.json").write_text(json.dumps({**asdict(ARGS), **BAD_ARGS[what]}))
     one_line(capfd, huggingface.check_run, str(tmp_path))
+
+
+def report_lines(folder, capfd):
+    """What the report prints of a folder with one run that it leaves out."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        report.main(report.Args(runs=(str(folder),)))
+    out, err = capfd.readouterr()
+    assert stopped.value.code == 2
+    assert all(line.isprintable() and len(line) < 1000 for line in (out + err).split("\n")), out + err
+    return out + err
+
+
+@pytest.mark.parametrize("what", BAD_JSON)
+def test_the_report_leaves_out_damaged_json(what, tmp_path, capfd):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "args.json").write_bytes(BAD_JSON[what])
+    assert "args.json can't be read" in report_lines(tmp_path, capfd)
+
+
+@pytest.mark.parametrize(
+    "what", [what for what in BAD_ARGS if not BAD_ARGS[what].keys() & {"hf_entity", "learning_rate", ESCAPE}]
+)
+def test_the_report_leaves_out_wrong_arguments(what, tmp_path, capfd):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "args.json").write_text(json.dumps({**asdict(ARGS), **BAD_ARGS[what]}))
+    assert "args.json has" in report_lines(tmp_path, capfd)
+
+
+def test_the_report_reads_versions_and_commits_of_damaged_files(whole, tmp_path):
+    path = tmp_path / "m"
+    path.write_bytes(edited(whole, versions=lambda versions: versions.update({ESCAPE: "1", "a": ESCAPE, "b": 1})))
+    assert report.read_versions(str(path)).keys() == {"envpool", "flax", "jax", "numpy", "b"}
+    path.write_bytes(whole[:-1])
+    assert report.read_versions(str(path)) == report.read_versions("/dev/zero") == {}
+    (tmp_path / "a.json").write_text('{"run_dir": 5, "git_describe": "x"}')
+    (tmp_path / "b.json").write_text("[" * 100_000)
+    assert report.read_commits(str(tmp_path)) == {}
 
 
 BAD_EVALUATIONS = [
