@@ -10,16 +10,18 @@ Docs, logged metrics and results: docs/rl-algorithms/ppo.md#ppo_continuous_actio
 import ctypes
 import difflib
 import json
+import logging
 import math
 import os
 import shlex
 import signal
 import sys
+import tempfile
 import time
 import types
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -40,7 +42,6 @@ import optax
 import tyro
 from flax.linen.initializers import constant, orthogonal
 from flax.training.train_state import TrainState
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 with suppress(OSError):  # EnvPool 1.2.5 (Python 3.11) ends the process when it renders, unless libEGL came first
@@ -91,6 +92,12 @@ class Args:
     """the number of this process, from 0; on Slurm and other clusters that JAX knows it need not be given"""
     coordinator_address: str | None = None
     """host:port of process 0, where the processes meet; on clusters that JAX knows it need not be given"""
+    checkpoint_interval: float = 3.0
+    """minutes between the checkpoints, the last two of which are kept (in the folder of the run); 0: none"""
+    resume: str | None = None
+    """go on with the run of this folder; auto: with the newest unfinished one of this exp-name, env-id and seed"""
+    skip_nonfinite_updates: bool = False
+    """whether to leave out, and count, updates with values that are not finite, instead of ending the training"""
 
     # Algorithm specific arguments
     env_id: str = "HalfCheetah-v4"
@@ -319,9 +326,11 @@ class VectorEnvNormObs(EnvWrapper):
     axis_name: tuple[str, ...] = flax.struct.field(pytree_node=False, default=())
 
     def recv(self, timestep):
-        stats = self.stats.update(timestep.obs, axis_name=self.axis_name) if self.training else self.stats
+        stats, finite = self.stats, jnp.isfinite(timestep.obs).all(-1)
+        if self.training:  # a broken environment must not spoil the statistics of all
+            stats = stats.update(jnp.where(finite[:, None], timestep.obs, 0.0), finite, self.axis_name)
         obs = jnp.clip((timestep.obs - stats.mean) / stats.std, -self.clip, self.clip)
-        return self.replace(stats=stats), timestep.replace(obs=obs)
+        return self.replace(stats=stats), timestep.replace(obs=jnp.where(finite[:, None], obs, jnp.nan))
 
     reset = recv
 
@@ -334,7 +343,8 @@ class VectorEnvClipAct(EnvWrapper):
     high: jax.Array
 
     def send(self, action):
-        return self, self.low + (jnp.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self.high - self.low)
+        action = jnp.clip(jnp.nan_to_num(action), -1.0, 1.0)  # a step with nan takes Box2D minutes
+        return self, self.low + (action + 1.0) / 2.0 * (self.high - self.low)
 
 
 def space_leaves(space: gym.Space) -> list[gym.Space]:
@@ -381,6 +391,7 @@ def xla_step(envs):
 def host_step(envs):
     """The same by a callback to the host, for devices that EnvPool has no XLA target for."""
     print(f"EnvPool can't be compiled for {jax.default_backend()}: its steps are calls to the host", file=sys.stderr)
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # of an environment that raises `main` tells
     num_envs = len(envs.all_env_ids)
     float_shape = partial(jax.ShapeDtypeStruct, dtype=np.float32)
     flag = jax.ShapeDtypeStruct((num_envs,), bool)
@@ -431,22 +442,19 @@ def for_own_device(functions: list[Callable]) -> Callable:
     return lambda *inputs: jax.lax.switch(jax.lax.axis_index(MESH_AXES) % len(functions), functions, *inputs)
 
 
-def make_env(*lanes: Args, evaluation: bool = False) -> VectorEnvWrapper:
+def make_env(*lanes: Args, evaluation: bool = False, iteration: int = 0) -> VectorEnvWrapper:
     """The environments with their wrappers, of one lane (a seed) on one device; call `reset` next.
 
     Each device of this process has an EnvPool, with its part of the environments of its lanes. For evaluation there
     are `eval_episodes` environments, of one lane on one device, seeded apart from training, with frozen statistics.
+    A training that goes on after some iterations has new environments: their streams are none that it has seen.
     """
     args = replace(lanes[0], num_seeds=len(lanes), num_devices=1 if evaluation else lanes[0].num_devices)
     num_envs = (args.eval_episodes if evaluation else args.num_envs) // args.num_devices
     # EnvPool gives environment i the seed `seed + i`, so that seeds 1 and 2 would share all streams but one.
-    env_seeds = np.array(
-        [
-            np.random.SeedSequence(lane.seed, spawn_key=(int(evaluation),)).generate_state(args.num_devices * num_envs)
-            >> 1
-            for lane in lanes
-        ]
-    )
+    spawn_key = (int(evaluation), iteration) if iteration else (int(evaluation),)
+    streams = [np.random.SeedSequence(lane.seed, spawn_key=spawn_key) for lane in lanes]
+    env_seeds = np.array([stream.generate_state(args.num_devices * num_envs) >> 1 for stream in streams])
     mesh = training_mesh(args)
     lanes_on_device = len(lanes) // mesh.shape["lanes"]
     own_devices = [position for position, device in np.ndenumerate(mesh.devices) if device in jax.local_devices()]
@@ -582,15 +590,36 @@ class RunnerState:
     hyperparameters: dict[str, jax.Array]  # of `Args`, what differs between the lanes
 
 
-def init_state(args: Args, env: VectorEnvWrapper, obs=None) -> RunnerState:
+def init_state(args: Args, env: VectorEnvWrapper, obs=None, checkpoint: dict | None = None) -> RunnerState:
+    """Of a new training, or of one that goes on from what `checkpointed` was of it, with new episodes."""
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
     if args.axis_name:  # the devices share the agent, not the noise
         key = jax.random.fold_in(key, jax.lax.axis_index(args.axis_name))
-    env, timestep = env.reset(obs)
     agent = make_agent(args, env, agent_key)
-    state = RunnerState(agent, env, timestep, RunningMeanStd.create(), jnp.array(0), key, hyperparameters={})
+    state = RunnerState(agent, env, None, RunningMeanStd.create(), jnp.array(0), key, hyperparameters={})
+    if checkpoint is not None:
+        saved = flax.serialization.from_state_dict(checkpointed(state), checkpoint)
+        stats, episodes = saved.pop("wrapper_stats"), saved.pop("episodes")
+        names = {type(wrapper).__name__: wrapper for wrapper in env.wrappers}
+        wrappers = (w.replace(stats=stats[name]) if name in stats else episodes[name] for name, w in names.items())
+        env, state = env.replace(wrappers=tuple(wrappers)), state.replace(**saved)
+    env, timestep = env.reset(obs)
+    state = state.replace(env=env, timestep=timestep)
     # Copies, since a buffer can be donated but once; of explicit dtype, since a weak one would compile twice.
     return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), state)
+
+
+def checkpointed(state: RunnerState) -> dict:
+    """Of what changes, all that a training goes on from: EnvPool's environments can't be saved."""
+    wrappers = {type(wrapper).__name__: wrapper for wrapper in state.env.wrappers}
+    return {
+        "agent": state.agent,
+        "return_stats": state.return_stats,
+        "wrapper_stats": {name: wrapper.stats for name, wrapper in wrappers.items() if hasattr(wrapper, "stats")},
+        "episodes": {name: wrapper for name, wrapper in wrappers.items() if not hasattr(wrapper, "stats")},
+        "iteration": state.iteration,
+        "key": state.key,
+    }
 
 
 # ---------------------------------------------------------------- algorithm
@@ -769,9 +798,30 @@ def learn(args: Args, state: RunnerState, batch: Transition) -> tuple[RunnerStat
 
     key, update_key = jax.random.split(state.key)
     learner, metrics = update(args, state.replace(agent=agent), batch, update_key)
-    metrics = {"charts/learning_rate": learning_rate, **episode_metrics(args, batch), **metrics}
-    iteration = state.iteration + 1
-    return state.replace(agent=learner.agent, return_stats=learner.return_stats, iteration=iteration, key=key), metrics
+    finite = are_finite(args, state, batch, learner, metrics["losses/loss"])
+    learned = {"agent": learner.agent, "return_stats": learner.return_stats}
+    if args.skip_nonfinite_updates:
+        before = {"agent": agent, "return_stats": state.return_stats}
+        all_finite = jnp.array(list(finite.values())).all()
+        learned = jax.tree.map(partial(jnp.where, all_finite), learned, before)
+        metrics["charts/skipped_updates"] = 1.0 - all_finite
+    metrics = {"charts/learning_rate": learning_rate, **episode_metrics(args, batch), **metrics, **finite}
+    return state.replace(**learned, iteration=state.iteration + 1, key=key), metrics
+
+
+def are_finite(args: Args, state: RunnerState, batch: Transition, learner: Learner, loss) -> dict[str, jax.Array]:
+    """Of each quantity whether all its values, on all devices, are finite."""
+
+    def finite(tree):
+        all_finite = jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+        return jax.lax.psum(1 - all_finite, args.axis_name) == 0
+
+    return {
+        "finite/observation": finite((batch.obs, state.timestep.obs)),
+        "finite/reward": finite(batch.reward),
+        "finite/loss": finite(loss),
+        "finite/gradient": finite(learner.agent.params),  # Adam passes it on to them
+    }
 
 
 # ---------------------------------------------------------------- many lanes on many devices
@@ -829,7 +879,8 @@ def parallel(function: Callable, args: Args, in_turn: bool = False) -> Callable:
     function = without_axis(function)
     if mesh.size > 1:
         function = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    return jax.jit(function, donate_argnums=0)
+    # JAX never forgets the type of what it was donated, which holds the environments: on a CPU nothing is gained by it.
+    return jax.jit(function, donate_argnums=() if jax.default_backend() == "cpu" else 0)
 
 
 @lru_cache
@@ -837,25 +888,38 @@ def compiled(function: Callable, args: Args) -> Callable:
     return parallel(partial(function, args), args, in_turn=function is learn)
 
 
-def init_lanes(lanes: list[Args], env: VectorEnvWrapper) -> RunnerState:
+def init_lanes(lanes: list[Args], env: VectorEnvWrapper, restore: Callable | None = None) -> RunnerState:
+    """Of new trainings, or of those whose checkpoints `restore` makes one of, shaped like the one it gets."""
     args = replace(lanes[0], num_seeds=len(lanes))
     values = {name: [getattr(lane, name) for lane in lanes] for name in MAY_DIFFER}
     dtypes = {name: np.uint32 if name == "seed" else np.float32 for name in MAY_DIFFER}
     values = {name: np.array(x, dtypes[name]) for name, x in values.items() if len(set(x)) > 1}
 
-    def init(handle, obs, hyperparameters):
-        state = init_state(replace(args, **hyperparameters), env.replace(handle=handle), obs)
+    def init(handle, obs, hyperparameters, checkpoint=None):
+        state = init_state(replace(args, **hyperparameters), env.replace(handle=handle), obs, checkpoint)
         return state.replace(hyperparameters=hyperparameters)
 
     obs = env.reset_fn()
     handle = np.broadcast_to(env.handle, (*obs.shape[:2], *env.handle.shape))
     values = {name: np.broadcast_to(x, obs.shape[:2]) for name, x in values.items()}
-    inputs = handle, obs, values
-    if jax.process_count() > 1:  # the others bring theirs
-        sharding = jax.sharding.NamedSharding(training_mesh(args), jax.sharding.PartitionSpec(*MESH_AXES))
-        inputs = jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), inputs)
+    inputs = for_all_processes(args, (handle, obs, values))
     # In turn, as JAX's QR decomposition of a batch, for orthogonal weights, waits for threads that may all wait alike.
-    return parallel(init, args, in_turn=True)(*inputs)
+    init_all = parallel(init, args, in_turn=True)
+    if restore is None:
+        return init_all(*inputs)
+    template = checkpointed(jax.eval_shape(init_all, *inputs))
+    checkpoint = restore(flax.serialization.to_state_dict(template))
+    first = jax.process_index() * len(obs)
+    checkpoint = jax.tree.map(lambda x: x[first : first + len(obs)], checkpoint)
+    return init_all(*inputs, for_all_processes(args, checkpoint))
+
+
+def for_all_processes(args: Args, tree):
+    """Arrays [devices of this process, num_lanes, ...] as those of all devices: the other processes bring theirs."""
+    if jax.process_count() == 1:
+        return tree
+    sharding = jax.sharding.NamedSharding(training_mesh(args), jax.sharding.PartitionSpec(*MESH_AXES))
+    return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), tree)
 
 
 def train_iteration(args: Args, state: RunnerState) -> tuple[RunnerState, dict[str, jax.Array]]:
@@ -870,7 +934,23 @@ def fetch(tree):
     return jax.tree.map(lambda x: x[0], jax.device_get(own))
 
 
+def fetch_all(tree):
+    """NumPy arrays [num_devices, num_seeds, ...], of all processes; each of them has to call this."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
 # ---------------------------------------------------------------- run
+# What may be given otherwise when a run goes on: it changes nothing of what is learned from the same steps.
+MAY_CHANGE = ("total_timesteps", "track", "wandb_project_name", "wandb_entity", "capture_video", "video_interval")
+MAY_CHANGE += ("save_model", "upload_model", "hf_entity", "progress", "compilation_cache", "num_seeds", "num_processes")
+MAY_CHANGE += ("process_id", "coordinator_address", "checkpoint_interval", "resume", "skip_nonfinite_updates")
+MAY_CHANGE += ("eval_episodes", "eval_interval")
+
+
 # copied from cleanrl_utils/errors.py
 def usage_error(message: str) -> NoReturn:
     """A user's mistake: one line that says what is wrong and what to do, exit code 2."""
@@ -880,7 +960,7 @@ def usage_error(message: str) -> NoReturn:
 
 def check_args(args: Args) -> None:
     """Ends the program (see `usage_error`) if a value is out of range or the sizes don't fit together."""
-    tiny, huge = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+    tiny, huge = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
     for names, low, high, allowed in [
         ("seed", 0, 2**32 - 1, "0 to 4294967295"),
         ("total_timesteps num_minibatches update_epochs eval_interval video_interval", 1, np.inf, "1 or more"),
@@ -888,6 +968,7 @@ def check_args(args: Args) -> None:
         ("eval_episodes hidden_size num_seeds num_processes", 1, 10_000, "1 or more, up to 10,000"),
         ("num_devices process_id", 0, 10_000, "0 or more, up to 10,000"),
         ("learning_rate max_grad_norm target_kl", tiny, huge, "a number above 0"),
+        ("checkpoint_interval", 0, huge, "a number of minutes, or 0 for no checkpoints"),
         ("clip_coef", tiny, 1, "a number above 0, up to 1"),
         ("gamma gae_lambda", 0, 1, "a number from 0 to 1"),
         ("ent_coef vf_coef", 0, huge, "0 or more"),
@@ -974,8 +1055,10 @@ def start_jax(args: Args) -> Args:
                 "--process-id, and all the same --coordinator-address host:port, of process 0"
             )
     # How many threads XLA has on a CPU. They spin while they wait, at the expense of EnvPool's: with small networks
-    # one is fastest, by a fifth. Several devices need one more than they are, or may wait for each other for ever.
-    threads = cpu_devices + 1 if cpu_devices > 1 else 1 if args.hidden_size <= 128 else num_cores()
+    # one a device is fastest, by a fifth. Devices that share a training need one more, or may wait for each other.
+    threads = cpu_devices + (cpu_devices > 1 and args.num_devices != 1)
+    if cpu_devices == 1 and args.hidden_size > 128:
+        threads = num_cores()
     users_choice = os.environ.get("NPROC")
     os.environ.setdefault("NPROC", str(threads))
     num_devices = args.num_devices or jax.device_count()
@@ -1013,15 +1096,29 @@ def make_run_dir(args: Args) -> str:
 # copied from cleanrl_utils/files.py
 def write_file(path: str, data: bytes) -> None:
     """The file at `path` is always whole: a crash leaves what was there before."""
-    with open(path + ".tmp", "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(path + ".tmp", path)
+    try:
+        with open(path + ".tmp", "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(path + ".tmp", path)
+    except OSError:
+        with suppress(OSError):
+            os.remove(path + ".tmp")
+        raise
 
 
 def evaluation_path(model_path: str) -> str:
     return os.path.join(os.path.dirname(model_path), "evaluation.json")
+
+
+def script_name() -> str:
+    return os.path.basename(__file__)[: -len(".py")]
+
+
+def versions() -> dict[str, str]:
+    packages = ("envpool", "flax", "jax", "numpy")
+    return {"python": sys.version.split()[0]} | {package: version(package) for package in packages}
 
 
 def save_model(path: str, args: Args, state: RunnerState) -> None:
@@ -1029,11 +1126,11 @@ def save_model(path: str, args: Args, state: RunnerState) -> None:
     with suppress(FileNotFoundError):
         os.remove(evaluation_path(path))  # it was of the model before
     model = {
-        "script": os.path.basename(__file__)[: -len(".py")],
+        "script": script_name(),
         "args": asdict(args),
         "params": state.agent.params,
         "wrappers": {type(w).__name__: w.stats for w in state.env.wrappers if hasattr(w, "stats")},
-        "versions": {package: version(package) for package in ("envpool", "flax", "jax", "numpy")},
+        "versions": versions(),
     }
     write_file(path, flax.serialization.to_bytes(model))
 
@@ -1046,10 +1143,10 @@ def stop_signals():
     def receive(signum, _):
         if not received:
             print("\nstopping; once more to stop at once", file=sys.stderr)
-        elif time.time() - received[0][1] > 1.0:  # sooner, it is the same one passed on by a parent process
+        elif time.monotonic() - received[0][1] > 1.0:  # sooner, it is the same one passed on by a parent process
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
-        received.append((signum, time.time()))
+        received.append((signum, time.monotonic()))
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, receive)
@@ -1063,14 +1160,17 @@ def stop_signals():
 class Progress:
     """One live line on a terminal; elsewhere a plain line every few seconds."""
 
-    def __init__(self, args: Args, num_lanes: int = 1, shown: bool = True, seconds_between_lines: float = 10.0):
+    def __init__(
+        self, args: Args, num_lanes: int = 1, shown: bool = True, iteration: int = 0, seconds_between_lines=10.0
+    ):
         self.live = sys.stderr.isatty()
         self.output = sys.stderr if self.live else open(os.devnull, "w")
         self.seconds_between_lines = seconds_between_lines
-        self.last_line_time = 0.0
-        self.start_time = time.time()
+        self.last_line_time = -math.inf
+        self.start_time = time.monotonic()
         self.bar = tqdm(
             total=num_lanes * args.num_iterations * args.batch_size,
+            initial=num_lanes * iteration * args.batch_size,
             disable=not shown,
             file=self.output,
             unit="step",
@@ -1089,12 +1189,12 @@ class Progress:
         ended = np.isfinite(lengths)  # nan until an episode has ended
         means = f"return {returns[ended].mean():.1f}, length {lengths[ended].mean():.0f}" if ended.any() else ""
         self.bar.set_postfix_str(means, refresh=False)
-        if self.bar.n == 0:
-            tqdm.write(f"  compiled    in {time.time() - self.start_time:.1f} s")
+        if self.bar.n == self.bar.initial:
+            tqdm.write(f"  compiled    in {time.monotonic() - self.start_time:.1f} s")
         self.bar.update(args.batch_size * len(returns))
         finished = self.bar.n == self.bar.total
-        if not self.live and (finished or time.time() - self.last_line_time > self.seconds_between_lines):
-            self.last_line_time = time.time()
+        if not self.live and (finished or time.monotonic() - self.last_line_time > self.seconds_between_lines):
+            self.last_line_time = time.monotonic()
             print(self.bar, file=sys.stderr)
 
     def close(self) -> None:
@@ -1103,7 +1203,7 @@ class Progress:
             self.output.close()
 
 
-def start_tracking(args: Args, run_dir: str):
+def start_tracking(args: Args, run_dir: str, tracker_id: str | None):
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")  # seconds that a server out of reach costs; 90 by default
     import wandb
 
@@ -1112,9 +1212,12 @@ def start_tracking(args: Args, run_dir: str):
         project=args.wandb_project_name,
         entity=args.wandb_entity,
         config=asdict(args),
+        id=tracker_id,  # of a run that goes on, else None
+        resume="allow",
         name=os.path.basename(run_dir),
         save_code=True,
         reinit="create_new",  # one for each lane
+        settings=wandb.Settings(x_disable_meta=True),  # it holds Slurm's variables, a token among them
     )
     try:
         return init()
@@ -1131,27 +1234,81 @@ def make_evaluator(args: Args, stop_signals_received: list):
 
 
 class Run:
-    """What a lane leaves: its folder with curves, model and evaluations, and its page at the tracker."""
+    """What a lane leaves: its folder with curves, checkpoints, model and evaluations, and its page at the tracker."""
 
-    def __init__(self, args: Args, label: str, stop_signals_received: list):
-        self.args, self.label, self.stop_signals_received = args, label, stop_signals_received
-        self.folder = make_run_dir(args)
+    def __init__(self, args: Args, label: str, stop_signals_received: list, checkpoint: dict | None):
+        from cleanrl_utils import checkpoints
+        from cleanrl_utils.events import EventWriter, trim
+
+        self.args, self.label, self.stop_signals_received = replace(args, resume=None), label, stop_signals_received
+        self.folder = args.resume or make_run_dir(args)
         self.model_path = f"{self.folder}/{args.exp_name}.cleanrl_model"
         self.evaluator = None  # one for all evaluations, made when the first is due
-        self.diverged = False
-        self.tracker = start_tracking(args, self.folder) if args.track else None
-        write_file(f"{self.folder}/args.json", json.dumps(asdict(args), indent=2).encode())
-        self.writer = SummaryWriter(self.folder, flush_secs=10)
-        rows = "".join(f"|{name}|{value}|\n" for name, value in asdict(args).items())
-        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+        self.diverged = self.model_lost = False
+        self.skipped_updates = 0
+        try:
+            self.lock = checkpoints.lock(self.folder)
+            if checkpoint:  # the evaluation at its step will be repeated if it was the last one
+                step = checkpoint["global_step"]
+                trim(self.folder, step, evaluated=step < args.num_iterations * args.batch_size)
+            write_file(f"{self.folder}/args.json", json.dumps(asdict(self.args), indent=2).encode())
+        except BlockingIOError:
+            usage_error(f"{self.folder} is being trained by another process")
+        except OSError as error:
+            usage_error(f"can't write to {os.path.abspath(self.folder)}: {error.strerror}")
+        tracker_id = checkpoint["tracker_id"] if checkpoint else None
+        self.tracker = start_tracking(self.args, self.folder, tracker_id) if args.track else None
+        self.tracker_id = self.tracker.id if self.tracker else tracker_id
+        self.curves = EventWriter(self.folder)
+        rows = "".join(f"|{name}|{value}|\n" for name, value in asdict(self.args).items())
+        self.curves.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
 
     def log(self, metrics: dict[str, Any], global_step: int) -> None:
         # Where there was nothing to average over a metric is not finite. (A loss that is not ends the training.)
         metrics = {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
         for name, value in metrics.items():
-            self.writer.add_scalar(name, value, global_step)
-        if self.tracker:
-            self.tracker.log({**metrics, "global_step": global_step})
+            self.curves.add_scalar(name, value, global_step)
+        self.track({**metrics, "global_step": global_step})
+
+    def track(self, data: dict[str, Any]) -> None:
+        try:
+            if self.tracker:
+                self.tracker.log(data)
+        except Exception as error:  # whatever happens to it may not cost a run
+            print(
+                f"tracking ends ({type(error).__name__}: {error}); the curves go on in {self.folder}", file=sys.stderr
+            )
+            self.tracker = None
+
+    def check_finite(self, finite: dict[str, bool], global_step: int) -> None:
+        causes = ("observation", "reward", "loss", "gradient")  # one leads to the next
+        broken = [name for name in causes if not finite[f"finite/{name}"]]
+        if not broken or self.diverged:
+            return
+        of_env = broken[0] in ("observation", "reward")
+        advice = "--skip-nonfinite-updates leaves such updates out" if of_env else "lower --learning-rate"
+        what = f"{self.label}the {broken[0]} is not finite at step {global_step:,}"
+        if not self.args.skip_nonfinite_updates:
+            self.diverged = True
+            print(f"diverged: {what}; {advice}", file=sys.stderr)
+            return
+        self.skipped_updates += 1
+        if self.skipped_updates == 1:
+            print(f"{what}: such updates are left out", file=sys.stderr)
+
+    def save_model(self, state: RunnerState, is_last: bool) -> None:
+        """The last one is saved elsewhere if the folder can't be written to."""
+        try:
+            save_model(self.model_path, self.args, state)
+            self.model_lost = False
+        except OSError as error:
+            print(f"the model can't be saved to {self.folder}: {error.strerror}", file=sys.stderr)
+            self.model_lost = True
+            with suppress(OSError):
+                if is_last:
+                    elsewhere = f"{tempfile.mkdtemp(prefix='cleanrl-')}/{self.args.exp_name}.cleanrl_model"
+                    save_model(elsewhere, self.args, state)
+                    self.model_path, self.model_lost = elsewhere, False
 
     def evaluate(self, global_step: int, video_path: str | None = None) -> None:
         self.evaluator = self.evaluator or make_evaluator(self.args, self.stop_signals_received)
@@ -1164,121 +1321,204 @@ class Run:
             if self.tracker:
                 import wandb
 
-                self.tracker.log({"video": wandb.Video(video_path, format="mp4"), "global_step": global_step})
+                self.track({"video": wandb.Video(video_path, format="mp4"), "global_step": global_step})
         tqdm.write(
             f"  evaluation  {self.label}return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f} "
             f"at step {global_step:,} ({self.args.eval_episodes} episodes, deterministic actions)"
         )
         episodes = {"episodic_return": returns.tolist(), "episodic_length": lengths.tolist()}
         evaluation = json.dumps({"global_step": global_step, **episodes}, indent=2)
-        write_file(evaluation_path(self.model_path), evaluation.encode())
         self.log({"eval/episodic_return": returns.mean(), "eval/episodic_length": lengths.mean()}, global_step)
+        self.curves.flush()
+        try:
+            write_file(evaluation_path(self.model_path), evaluation.encode())
+        except OSError as error:
+            print(f"the evaluation can't be saved beside the model: {error.strerror}", file=sys.stderr)
 
-    def check_loss(self, loss: float, global_step: int) -> None:
-        if not self.diverged and not np.isfinite(loss):
-            self.diverged = True
-            print(
-                f"diverged: {self.label}the loss is {loss} at step {global_step}; lower --learning-rate",
-                file=sys.stderr,
-            )
+    def checkpoint(self, state: dict, global_step: int, seconds: float) -> dict:
+        return {
+            "script": script_name(),
+            "args": asdict(self.args),
+            "versions": versions(),
+            "global_step": global_step,
+            "seconds": seconds,
+            "tracker_id": self.tracker_id,
+            "state": state,
+        }
 
     def close(self) -> None:
-        self.writer.close()
-        if self.tracker:
-            self.tracker.finish()
+        self.evaluator = None  # and with it its environments
+        self.curves.close()
+        try:
+            if self.tracker:
+                self.tracker.finish()
+        except Exception as error:
+            print(f"the tracker did not end orderly ({type(error).__name__}: {error})", file=sys.stderr)
+        os.close(self.lock)
 
 
-def any_process(condition: bool) -> bool:
-    """Whether it is true in one of the processes that train together, so that all of them go the same way."""
+def agree(*conditions: bool) -> list[bool]:
+    """Which are true in one of the processes that train together, so that all of them go the same way."""
     if jax.process_count() == 1:
-        return condition
+        return list(conditions)
     from jax.experimental import multihost_utils
 
-    return bool(multihost_utils.process_allgather(np.array(condition)).any())
+    return multihost_utils.process_allgather(np.array(conditions)).reshape(-1, len(conditions)).any(0).tolist()
 
 
-def make_runs(lanes: list[Args], stop_signals_received: list) -> list[Run]:
+def make_runs(lanes: list[Args], stop_signals_received: list, checkpoints: list[dict]) -> list[Run]:
     """One for each lane; none in a process that only computes."""
     if jax.process_index() > 0:
         return []
     differing = [name for name in MAY_DIFFER if len({getattr(lane, name) for lane in lanes}) > 1]
     labels = ["".join(f"{name} {getattr(lane, name)}, " for name in differing) for lane in lanes]
-    return [Run(lane, label, stop_signals_received) for lane, label in zip(lanes, labels, strict=True)]
+    of_lanes = zip(lanes, labels, checkpoints or [None] * len(lanes), strict=True)
+    return [Run(lane, label, stop_signals_received, checkpoint) for lane, label, checkpoint in of_lanes]
 
 
-def save_models(runs: list[Run], state: RunnerState) -> None:
+def save_models(runs: list[Run], state: RunnerState, is_last: bool = False) -> None:
     states = fetch(state)
     for i, run in enumerate(runs):
         if not run.diverged:
-            save_model(run.model_path, run.args, jax.tree.map(lambda x, i=i: np.asarray(x[i]), states))
+            run.save_model(jax.tree.map(lambda x, i=i: np.asarray(x[i]), states), is_last)
 
 
 def evaluate_models(runs: list[Run], global_step: int, video_suffix: str | None) -> None:
     for run in runs:
-        if not run.diverged and not run.stop_signals_received:
+        if not (run.diverged or run.model_lost or run.stop_signals_received):
             video_name = None if video_suffix is None else f"{run.args.exp_name}{video_suffix}.mp4"
             run.evaluate(global_step, video_name and f"{run.folder}/videos/{video_name}")
 
 
+def save_checkpoints(runs: list[Run], writer, state: RunnerState, global_step: int, seconds: float) -> None:
+    """Each run's own, if the curves up to here are on disk: a run that goes on has no gap in them."""
+    states = fetch_all(checkpointed(state))
+    writer.save(
+        {
+            run.folder: run.checkpoint(jax.tree.map(lambda x, i=i: x[:, i], states), global_step, seconds)
+            for i, run in enumerate(runs)
+            if not run.diverged and run.curves.flush()
+        }
+    )
+
+
 def train(lanes: list[Args]) -> list[Run]:
     """Trains the lanes side by side, see `MAY_DIFFER`; each leaves what it would have left alone."""
+    from cleanrl_utils import checkpoints
+
     args = replace(lanes[0], num_seeds=len(lanes))
-    for name in asdict(args).keys() - {*MAY_DIFFER, "exp_name", "num_seeds"}:
+    for name in asdict(args).keys() - {*MAY_DIFFER, "exp_name", "num_seeds", "resume"}:
         if any(getattr(lane, name) != getattr(args, name) for lane in lanes):
             raise ValueError(f"{name} can't differ between lanes: train those with another {name} apart")
-    with stop_signals() as stop_signals_received:
-        env = make_env(*lanes)
-        runs = make_runs(lanes, stop_signals_received)
-        state = init_lanes(lanes, env)
-        progress = Progress(args, len(lanes), shown=args.progress and bool(runs))
-        start_time = time.time()
-        for iteration in range(1, args.num_iterations + 1):
-            iteration_start_time = time.time()
+    loaded, restore, done, seconds = [], None, 0, 0.0  # done: the iterations that a run that goes on has behind it
+    if args.resume:
+        loaded = checkpoints.load(lanes, script_name(), MAY_CHANGE)
+        restore = partial(checkpoints.restore_states, checkpoints=loaded, folders=[lane.resume for lane in lanes])
+        done, seconds = loaded[0]["global_step"] // args.batch_size, loaded[0]["seconds"]
+
+    with stop_signals() as stop_signals_received, ExitStack() as at_exit:
+        at_exit.callback(jax.clear_caches)  # the compiled functions hold the environments
+        at_exit.callback(compiled.cache_clear)
+        state = init_lanes(lanes, make_env(*lanes, iteration=done), restore)
+        runs = make_runs(lanes, stop_signals_received, loaded)
+        for run in runs:
+            at_exit.callback(run.close)
+        checkpoint_writer = at_exit.enter_context(closing(checkpoints.CheckpointWriter()))
+        progress = Progress(args, len(lanes), args.progress and bool(runs), done)
+        start_time = time.monotonic() - seconds
+        checkpoint_time = time.monotonic()
+        global_step, stopped = done * args.batch_size, False
+        for iteration in range(done + 1, args.num_iterations + 1):
+            iteration_start_time = time.monotonic()
             state, metrics = train_iteration(args, state)
             metrics = fetch(metrics)  # the one wait for the device
             global_step = iteration * args.batch_size
-            sps = global_step / (time.time() - start_time)
-            sps_update = args.batch_size / (time.time() - iteration_start_time)
+            seconds = time.monotonic() - start_time
+            speeds = {
+                "charts/SPS": global_step / seconds,
+                "charts/SPS_update": args.batch_size / (time.monotonic() - iteration_start_time),
+            }
+            finite = {name: metrics.pop(name) for name in list(metrics) if name.startswith("finite/")}
             progress.update(args, metrics)
             for i, run in enumerate(runs):
-                run_metrics = {name: values[i] for name, values in metrics.items()}
-                run.log({**run_metrics, "charts/SPS": sps, "charts/SPS_update": sps_update}, global_step)
-                run.check_loss(run_metrics["losses/loss"], global_step)
-            if not np.isfinite(metrics["losses/loss"]).any():
-                sys.exit(1)
-            stopped = any_process(bool(stop_signals_received))
+                run.log({name: values[i] for name, values in metrics.items()} | speeds, global_step)
+                run.check_finite({name: values[i] for name, values in finite.items()}, global_step)
+            if not args.skip_nonfinite_updates and not np.all(list(finite.values()), axis=0).any():
+                sys.exit(1)  # all lanes have diverged
+            is_last = iteration == args.num_iterations
+            is_due = (
+                time.monotonic() - checkpoint_time > 60 * args.checkpoint_interval and not checkpoint_writer.is_busy
+            )
+            stopped, checkpoint_due = agree(bool(stop_signals_received), is_due)
             evaluation_due = args.eval_interval and iteration % args.eval_interval == 0
-            if evaluation_due and not stopped and iteration < args.num_iterations:
-                evaluation_start_time = time.time()
+            if evaluation_due and not stopped and not is_last:
+                evaluation_start_time = time.monotonic()
                 recorded = args.video_interval and iteration // args.eval_interval % args.video_interval == 0
                 save_models(runs, state)
                 evaluate_models(runs, global_step, f"-step{global_step}" if recorded else None)
-                start_time += time.time() - evaluation_start_time  # so that SPS is the training's
-                stopped = any_process(bool(stop_signals_received))
+                start_time += time.monotonic() - evaluation_start_time  # so that SPS is the training's
+                (stopped,) = agree(bool(stop_signals_received))
+            if args.checkpoint_interval and (checkpoint_due or stopped or is_last):
+                save_checkpoints(runs, checkpoint_writer, state, global_step, seconds)
+                checkpoint_time = time.monotonic()
             if stopped:
                 break
         progress.close()
 
         if runs:
             together = f" of each of {len(lanes)} trainings" if len(lanes) > 1 else ""
-            print(f"\n{args.env_id}: {global_step:,} steps{together}, {len(lanes) * sps:,.0f} per second")
+            sps = len(lanes) * global_step / max(seconds, 1e-9)
+            print(f"\n{args.env_id}: {global_step:,} steps{together}, {sps:,.0f} per second")
         if args.save_model:
-            save_models(runs, state)
+            save_models(runs, state, is_last=True)
         for run in runs:
             print(f"  curves      {run.folder}")
-            if args.save_model and not run.diverged:
+            if args.save_model and not run.diverged and not run.model_lost:
                 print(f"  model       {run.model_path}")
-            run.writer.flush()
+            if run.skipped_updates:
+                print(f"  left out    {run.label}{run.skipped_updates} updates with values that are not finite")
         if args.save_model and not stopped:
             evaluate_models(runs, global_step, "" if args.capture_video else None)
-            any_process(False)  # no process leaves while the first one evaluates
-        for run in runs:
-            run.close()
+            agree(False)  # no process leaves while the first one evaluates
     if stopped or stop_signals_received:
         sys.exit(128 + (stop_signals_received[0][0] if stop_signals_received else signal.SIGTERM))
-    if any(run.diverged for run in runs):
+    if any(run.diverged or run.model_lost for run in runs):
         sys.exit(1)
     return runs
+
+
+def lanes_of(args: Args) -> list[Args]:
+    """The seeds' trainings, each with the folder of the run that it goes on with, if it does."""
+    lanes = [replace(args, seed=args.seed + i, num_seeds=1) for i in range(args.num_seeds)]
+    if args.resume is None:
+        return lanes
+    if args.resume != "auto":
+        if args.num_seeds > 1:
+            usage_error(f"--resume {args.resume} is one run: with --num-seeds {args.num_seeds} give --resume auto")
+        return lanes
+    from cleanrl_utils.checkpoints import find_unfinished
+
+    lanes = [replace(lane, resume=find_unfinished(lane)) for lane in lanes]
+    missing = [lane.seed for lane in lanes if lane.resume is None]
+    if len(missing) == len(lanes):
+        print("no unfinished run to go on with: starting anew", file=sys.stderr)
+    elif missing:
+        usage_error(f"--resume auto: seed {missing[0]} has no unfinished run, others have: resume those apart")
+    return lanes
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """From the command line; what it leaves out is, of a run that goes on, as it was."""
+    args = tyro.cli(Args, args=argv)
+    if args.resume is None:
+        return args
+    from cleanrl_utils.checkpoints import find_unfinished, read_newest, saved_args
+
+    folder = find_unfinished(args) if args.resume == "auto" else args.resume
+    if folder is None:
+        return args
+    (checkpoint,) = read_newest([folder])
+    return tyro.cli(Args, args=argv, default=saved_args(Args, checkpoint, folder))
 
 
 def main(args: Args) -> None:
@@ -1286,11 +1526,13 @@ def main(args: Args) -> None:
     args = start_jax(args)
     check_env_id(args.env_id)
     try:
-        runs = train([replace(args, seed=args.seed + i, num_seeds=1) for i in range(args.num_seeds)])
+        runs = train(lanes_of(args))
     except jax.errors.JaxRuntimeError as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[-1 if "Traceback" in str(error) else 0]  # the last one is of an environment called by the host
         if jax.process_count() == 1:
-            raise
-        reason = str(error).partition("\n")[0]
+            print(f"error: the training failed: {reason}", file=sys.stderr)
+            sys.exit(1)
         print(f"a process that trains with this one is gone: start all anew ({reason})", file=sys.stderr, flush=True)
         os._exit(1)  # an orderly exit would wait for the process that is gone, and abort
     if args.upload_model:
@@ -1308,4 +1550,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(parse_args())

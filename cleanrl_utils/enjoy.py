@@ -79,7 +79,7 @@ def watch(args: Args, model_path: str, video_folder: str) -> None:
     model = read_model(model_path)
     for name in ("exp_name", "env_id"):
         saved, asked = model["args"].get(name), getattr(args, name)
-        if saved != asked:
+        if not isinstance(saved, str) or saved != asked:
             flag = f"--{name.replace('_', '-')}"
             usage_error(f"{model_path} is a model of {flag} {reprlib.repr(saved)}, not of {flag} {asked}")
     script = load_script(model["script"])

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import re
+import reprlib
 import shlex
 import signal
 import sys
@@ -18,12 +19,12 @@ from functools import partial
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C, during the imports too: no traceback
 
-import msgpack
 import numpy as np
 import tyro
 
 from cleanrl_utils.errors import usage_error
 from cleanrl_utils.files import write_file
+from cleanrl_utils.untrusted import read_file, read_json, unpack
 
 WITHOUT_EFFECT = "track wandb_project_name wandb_entity upload_model hf_entity progress".split()  # on what is learned
 
@@ -138,9 +139,10 @@ def make_repository(api, repository: str) -> None:
 
 def repository_files(run_dir: str, args: dict, repository: str) -> dict[str, str | bytes]:
     """Name in the repository -> path, or content."""
+    from cleanrl_utils.models import MAX_FILE_SIZE
+
     model = f"{args['exp_name']}.cleanrl_model"
-    with open(f"{run_dir}/{model}", "rb") as f:
-        script = importlib.import_module(f"cleanrl.{msgpack.unpackb(f.read())['script']}")
+    script = importlib.import_module(f"cleanrl.{unpack(read_file(f'{run_dir}/{model}', MAX_FILE_SIZE))['script']}")
     below = glob.escape(run_dir)
     names = [model, "args.json", "evaluation.json", *map(os.path.basename, glob.glob(f"{below}/events.*"))]
     files = {name: f"{run_dir}/{name}" for name in names}
@@ -153,11 +155,6 @@ def repository_files(run_dir: str, args: dict, repository: str) -> dict[str, str
     evaluation = read_json(f"{run_dir}/evaluation.json")
     files["README.md"] = model_card(args, evaluation, script, repository, CURVE if curve else "").encode()
     return files
-
-
-def read_json(path: str) -> dict:
-    with open(path, encoding="utf-8") as f:
-        return json.load(f)
 
 
 def requirements() -> str:
@@ -253,6 +250,9 @@ def check_run(run_dir: str) -> None:
     missing = {"exp_name", "env_id", "seed", "total_timesteps"} - (saved.keys() if isinstance(saved, dict) else set())
     if missing:
         usage_error(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
+    name = saved["exp_name"]
+    if not isinstance(name, str) or not name.isprintable() or "/" in name:
+        usage_error(f"{path} is damaged: its exp_name is {reprlib.repr(name)}")
     model_path = f"{run_dir}/{saved['exp_name']}.cleanrl_model"
     script = load_script(read_model(model_path)["script"])
     args = restore_args(script.Args, saved, path)
@@ -264,8 +264,9 @@ def check_run(run_dir: str) -> None:
 def is_evaluation(path: str) -> bool:
     try:
         evaluation = read_json(path)
-        lists = [np.array(evaluation[name], float) for name in ("episodic_return", "episodic_length")]
-        return type(evaluation["global_step"]) in (int, type(None)) and all(x.ndim == 1 and len(x) for x in lists)
+        episodes = np.array([evaluation[name] for name in ("episodic_return", "episodic_length")], float)
+        whole = episodes.ndim == 2 and episodes.size > 0 and bool(np.isfinite(episodes).all())
+        return whole and type(evaluation["global_step"]) in (int, type(None))
     except (OSError, ValueError, TypeError, LookupError):
         return False
 

@@ -7,15 +7,16 @@ import os
 import reprlib
 import types
 import typing
-import warnings
 
 import flax
 import jax
 import numpy as np
 
 from cleanrl_utils.errors import usage_error
+from cleanrl_utils.untrusted import read_file, unpack
 
-MAX_FILE_SIZE = 64 * 1024 * 1024  # bytes; Python needs up to 70 times as much for a file of nothing but empty dicts
+MAX_FILE_SIZE = 1024 * 1024 * 1024  # bytes; with --hidden-size 10000, the largest, a model has 0.8 GB
+MAX_TEXT = 1000  # characters of an argument
 PARTS = {"script": str, "args": dict, "params": dict, "wrappers": dict, "versions": dict}
 ZOO_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zoo_models")
 SCRIPTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cleanrl")
@@ -23,31 +24,22 @@ SCRIPTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__
 
 def read_model(path: str) -> dict:
     """The saved dict, with the `PARTS`. Ends the program with a line if the file holds anything else."""
-    try:
-        with open(path, "rb") as f:
-            data = f.read(MAX_FILE_SIZE + 1)
-    except OSError as error:
-        usage_error(f"can't read the model {path}: {error.strerror}")
-    if len(data) > MAX_FILE_SIZE:
-        usage_error(f"{path} is larger than {MAX_FILE_SIZE >> 20} MiB: it is no model of ours")
-    try:
-        with warnings.catch_warnings(action="ignore"):  # NumPy warns of some names of types
-            model = flax.serialization.msgpack_restore(data)
-        plain = is_plain(model)
-    except Exception:  # msgpack, flax and NumPy each raise their own on damaged bytes
-        usage_error(f"{path} is damaged or not a model: train it anew, or copy it again")
-    if not plain or not isinstance(model, dict) or any(not isinstance(model.get(k), kind) for k, kind in PARTS.items()):
+    model = read_msgpack(path, MAX_FILE_SIZE)
+    if any(not isinstance(model.get(part), kind) for part, kind in PARTS.items()):
         usage_error(f"{path} is not a model: that is a dict of {', '.join(PARTS)}")
     return model
 
 
-def is_plain(tree) -> bool:
-    """Whether it is made of dicts with names for keys, numbers, strings and numeric arrays only."""
-    if isinstance(tree, dict):
-        return all(isinstance(key, str) and is_plain(value) for key, value in tree.items())
-    if isinstance(tree, np.ndarray):
-        return tree.dtype.kind in "biuf"
-    return tree is None or type(tree) in (bool, int, float, str)
+def read_msgpack(path: str, max_bytes: int) -> dict:
+    """What `unpack` makes of the file. Ends the program with a line if that is nothing, or the file is larger."""
+    try:
+        data = read_file(path, max_bytes)
+    except OSError as error:
+        usage_error(f"can't read {path}: {error.strerror}")
+    try:
+        return unpack(data)
+    except Exception:  # msgpack and NumPy each raise their own on damaged bytes
+        usage_error(f"{path} is damaged or not a model: train it anew, or copy it again")
 
 
 def load_script(name: str) -> types.ModuleType:
@@ -68,15 +60,23 @@ def restore_args(args_class: type, saved: dict, path: str, **overrides):
         allowed = typing.get_args(hints[name]) or (hints[name],)  # `float | None` is two types
         if type(value) not in allowed and not (float in allowed and type(value) is int):
             usage_error(f"{path}: the argument {name} is {reprlib.repr(value)}, not of type {hints[name]}")
+        if isinstance(value, str) and (len(value) > MAX_TEXT or not value.isprintable()):  # it may be printed
+            usage_error(f"{path}: the argument {name} is {reprlib.repr(value)}: too long or not printable")
     return args_class(**{**saved, **overrides})
 
 
-def restore(template, saved, path: str, part: str):
-    """`template` with the saved arrays; their names, shapes and dtypes have to be those of the template."""
+def restore(template, saved, path: str, part: str, finite: bool = True):
+    """`template` with the saved arrays; their names, shapes and dtypes have to be those of the template.
+
+    Its leaves may be `jax.ShapeDtypeStruct`s.
+    """
 
     def described(tree):  # empty dicts and None are no leaves to JAX
         leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)[0]
-        return {jax.tree_util.keystr(key): f"{np.asarray(x).dtype}{list(np.shape(x))}" for key, x in leaves if key}
+        return {jax.tree_util.keystr(key): f"{dtype(x)}{list(np.shape(x))}" for key, x in leaves if key}
+
+    def dtype(x):
+        return x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
 
     def is_empty(tree):
         return tree is None or (isinstance(tree, dict) and not tree)
@@ -89,7 +89,7 @@ def restore(template, saved, path: str, part: str):
                 f"{path}: {part}{name[:100]} is {found.get(name, 'missing')}, the script needs "
                 f"{expected.get(name, 'none')}: the model is of another environment or another version of the script"
             )
-    if not all(np.isfinite(x).all() for x in jax.tree.leaves(saved)):
+    if finite and not all(np.isfinite(x).all() for x in jax.tree.leaves(saved)):
         usage_error(f"{path}: {part} holds values that are not finite: the training had diverged")
     return jax.tree.map(jax.numpy.asarray, flax.serialization.from_state_dict(template, saved))
 
@@ -98,6 +98,7 @@ def find_model(exp_name: str, env_id: str, runs: str | None = "runs") -> str:
     """Path of the newest model of that experiment and environment below `runs`, or else of the zoo's."""
     name = f"{glob.escape(env_id.replace('/', '-'))}__{glob.escape(exp_name)}__*__*"
     paths = glob.glob(os.path.join(glob.escape(runs), name, f"{glob.escape(exp_name)}.cleanrl_model")) if runs else []
+    paths = [path for path in paths if os.path.exists(path)]  # no links to nowhere
     if paths:
         return max(paths, key=lambda path: (os.path.getmtime(path), path))
     if not os.path.exists(zoo_path(exp_name, env_id)):

@@ -29,7 +29,6 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 
-import msgpack
 import numpy as np
 import tyro
 from matplotlib import rc_context
@@ -37,11 +36,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cleanrl_utils import untrusted
 from cleanrl_utils.errors import usage_error
 from cleanrl_utils.events import MAX_FOLDER_BYTES
 from cleanrl_utils.files import write_file
 
 NUM_EPISODES = 100  # a run's training return is the mean of so many, its last ones
+MAX_MODEL_SIZE = 2**30  # bytes
 CURVE_ROWS = 100  # of each run, in the csv file
 # What the report is made of; there a run's values are finite and lie within its budget.
 READ_TAGS = (
@@ -172,12 +173,11 @@ def find_runs(folders: tuple[str, ...]) -> list[str]:
 
 
 def read_json(path: str) -> dict:
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+    if os.path.exists(path) and not os.path.isfile(path):
         raise LeftOut(f"{os.path.basename(path)} is not a file")
     try:
-        with open(path, encoding="utf-8") as f:
-            content = json.load(f)
-    except (OSError, ValueError, RecursionError) as error:
+        content = untrusted.read_json(path)
+    except (OSError, ValueError) as error:
         raise LeftOut(f"{os.path.basename(path)} can't be read ({error.__class__.__name__})") from error
     if not isinstance(content, dict):
         raise LeftOut(f"{os.path.basename(path)} holds no names and values")
@@ -187,8 +187,12 @@ def read_json(path: str) -> dict:
 def read_config(path: str) -> dict:
     config = read_json(os.path.join(path, "args.json"))
     for name, kind in {"env_id": str, "exp_name": str, "seed": int, "total_timesteps": int}.items():
-        if not isinstance(config.get(name), kind):
+        if type(config.get(name)) is not kind:
             raise LeftOut(f"args.json has no {name}")
+        if not str(config[name]).isprintable():
+            raise LeftOut(f"args.json has {config[name]!r:.200} for {name}")
+    if "/" in config["exp_name"]:
+        raise LeftOut(f"args.json has {config['exp_name']!r:.200} for exp_name, which names files")
     return config
 
 
@@ -249,13 +253,11 @@ def read_run(path: str, config: dict) -> Run:
 
 
 def read_versions(model_path: str) -> dict[str, str]:
-    """The package versions that a saved model names (its arrays stay undecoded bytes)."""
-    if not os.path.isfile(model_path):
-        return {}
+    """The package versions that a saved model names; none if it is damaged."""
     try:
-        with open(model_path, "rb") as f:
-            return {str(name): str(version) for name, version in msgpack.unpackb(f.read())["versions"].items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        versions = untrusted.unpack(untrusted.read_file(model_path, MAX_MODEL_SIZE))["versions"]
+        return {name: str(version) for name, version in versions.items() if f"{name}{version}".isprintable()}
+    except Exception:  # msgpack and NumPy each raise their own on damaged bytes
         return {}
 
 
@@ -265,7 +267,7 @@ def read_commits(log_folder: str) -> dict[str, str]:
     for path in glob.glob(os.path.join(glob.escape(log_folder), "*.json")):
         with suppress(LeftOut):
             record = read_json(path)
-            if record.get("run_dir") and record.get("git_describe"):
+            if all(isinstance(record.get(name), str) for name in ("run_dir", "git_describe")):
                 commits[os.path.basename(record["run_dir"])] = record["git_describe"]
     return commits
 

@@ -11,7 +11,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
 import numpy as np
@@ -20,6 +20,7 @@ import tyro
 from cleanrl_utils.errors import usage_error
 from cleanrl_utils.files import write_file
 from cleanrl_utils.models import ZOO_FOLDER, load_script, read_model, restore_args, zoo_path
+from cleanrl_utils.untrusted import read_json
 
 EVALUATION = {"eval_episodes": 10, "seed": 1}  # as `python -m cleanrl_utils.enjoy` does it
 MAX_MODEL_SIZE = 200_000  # bytes: the zoo is part of every installation
@@ -57,7 +58,7 @@ def add_best(model_paths: list[str]) -> None:
     """Copies the best model of each environment and experiment into the zoo, with its evaluation."""
     best = {}
     for path in model_paths:
-        if os.path.getsize(path) > MAX_MODEL_SIZE:
+        if os.path.exists(path) and os.path.getsize(path) > MAX_MODEL_SIZE:
             usage_error(f"{path} has {os.path.getsize(path):,} bytes, more than the {MAX_MODEL_SIZE:,} of the zoo")
         model = read_model(path)
         args = restore_args(load_script(model["script"]).Args, model["args"], path)
@@ -102,15 +103,30 @@ def record(model_path: str, target: str) -> None:
         subprocess.run([*command, "-movflags", "+faststart", target], check=True)
 
 
+def read_args(model_path: str) -> dict:
+    model = read_model(model_path)
+    return asdict(restore_args(load_script(model["script"]).Args, model["args"], model_path))
+
+
+def read_scores(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns and lengths, both [eval_episodes]; ends the program with a line if the file is damaged."""
+    try:
+        evaluation = read_json(path)
+        episodes = np.array([evaluation[name] for name in ("episodic_return", "episodic_length")], float)
+        if episodes.ndim != 2 or not episodes.size or not np.isfinite(episodes).all():
+            raise ValueError
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        usage_error(f"can't read {path}: {getattr(error, 'strerror', None) or 'it is damaged'}")
+    return tuple(episodes)
+
+
 def models_markdown() -> str:
     """A section for each model of the zoo: what it scores, how it moves, how to run it."""
     sections = []
     for path in zoo_models():
-        with open(scores_path(path), encoding="utf-8") as f:
-            evaluation = json.load(f)
-        model = read_model(path)
-        args, versions = model["args"], model["versions"]
-        returns, lengths = (np.array(evaluation[name]) for name in ("episodic_return", "episodic_length"))
+        returns, lengths = read_scores(scores_path(path))
+        model, args = read_model(path), read_args(path)
+        versions = model["versions"]
         exp_name = "" if args["exp_name"] == model["script"] else f" --exp-name {shlex.quote(args['exp_name'])}"
         sections.append(f"""## {args["env_id"]}
 
@@ -134,7 +150,7 @@ def main(args: Args) -> None:
     add_best(find_models(args.run_dirs))
     os.makedirs(args.docs, exist_ok=True)
     for path in zoo_models():
-        record(path, os.path.join(args.docs, video_name(read_model(path)["args"])))
+        record(path, os.path.join(args.docs, video_name(read_args(path))))
     write_file(os.path.join(args.docs, "models.md"), models_markdown().encode())
     print(f"{len(zoo_models())} models in {ZOO_FOLDER}, shown in {args.docs}")
 

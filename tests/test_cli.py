@@ -196,8 +196,9 @@ def test_a_run_leaves_its_files_and_says_what_comes_next(runs, env_id):
     assert re.fullmatch(rf"{env_id}__{NAME}__1__\d{{10}}", run_dir.name)
     events, *others = sorted(file.replace("events.", "0events.") for file in files_below(result.cwd / "runs"))
     prefix = f"{run_dir.name}/"
-    files = [prefix + name for name in ("args.json", "evaluation.json", f"{NAME}.cleanrl_model")]
-    assert sorted(others + [events]) == sorted([*files, events]), others
+    files = [prefix + name for name in ("args.json", "checkpoint/lock", "evaluation.json", f"{NAME}.cleanrl_model")]
+    (checkpoint,) = [name for name in others if name.endswith(".msgpack")]  # the one at the end
+    assert sorted(others + [events]) == sorted([*files, checkpoint, events]), others
     assert files_below(result.cwd) == [f"runs/{file}" for file in files_below(result.cwd / "runs")]
 
     args = ppo.Args(env_id=env_id, total_timesteps=1024 if env_id == "Hopper-v4" else 512, **SIZES)
@@ -281,7 +282,7 @@ def test_a_signal_ends_the_run_and_keeps_the_model(runs, name, exit_code):
     assert "evaluation" not in output and "next:" not in output
 
     run_dir = run_dir_of(result)
-    assert {path.name.split(".")[0] for path in run_dir.iterdir()} == {"args", "events", NAME}
+    assert {path.name.split(".")[0] for path in run_dir.iterdir()} == {"args", "checkpoint", "events", NAME}
     env, agent = load(run_dir / f"{NAME}.cleanrl_model")
     curves = scalars(run_dir)
     (last_step, _) = curves["losses/loss"][-1]
@@ -358,8 +359,7 @@ def test_a_signal_twice_still_saves_the_model(in_process, monkeypatch, signum):
 
 
 def test_values_that_are_not_finite_are_left_out_without_a_word(in_process, caplog):
-    """tensorboardX warns of each of them."""
-    run = ppo.Run(ppo.Args(), label="", stop_signals_received=[])
+    run = ppo.Run(ppo.Args(), label="", stop_signals_received=[], checkpoint=None)
     run.log({"losses/explained_variance": np.float32("nan"), "charts/a": np.nan, "charts/b": 1.0}, 1)
     run.close()
     assert caplog.text == ""
@@ -369,7 +369,7 @@ def test_values_that_are_not_finite_are_left_out_without_a_word(in_process, capl
 def test_no_save_model_leaves_the_curves_only(in_process, capsys):
     ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=128, save_model=False, **SIZES))
     (run_dir,) = (in_process / "runs").iterdir()
-    assert {path.name.split(".")[0] for path in run_dir.iterdir()} == {"args", "events"}
+    assert {path.name.split(".")[0] for path in run_dir.iterdir()} == {"args", "checkpoint", "events"}
     assert set(scalars(run_dir)) == TAGS - EPISODE_TAGS - {"eval/episodic_return", "eval/episodic_length"}
     out = capsys.readouterr().out
     assert "  model" not in out and "evaluation" not in out and "enjoy" not in out
@@ -639,7 +639,8 @@ def test_ctrl_c_while_an_evaluation_is_recorded(runs):
     assert result.returncode == 130 and "Traceback" not in result.err, result.err
     assert "no video: KeyboardInterrupt while recording" in result.err and "evaluation" not in result.out
     run_dir = run_dir_of(result)
-    assert [name.partition("events.")[0] for name in files_below(run_dir)] == ["args.json", "", f"{NAME}.cleanrl_model"]
+    files = [name.partition("events.")[0] for name in files_below(run_dir) if not name.startswith("checkpoint/")]
+    assert files == ["args.json", "", f"{NAME}.cleanrl_model"]
     load(run_dir / f"{NAME}.cleanrl_model")
 
 
@@ -697,7 +698,7 @@ def test_the_run_arrives_at_the_hub_whole(runs, hub):
     files = dict(hub.repositories[repository])
     assert files.pop("replay.mp4") == (run_dir / "videos" / "mine.mp4").read_bytes()  # the newest
     for name in files_below(run_dir):  # the curves up to the evaluation included
-        if not name.startswith("videos/"):
+        if not name.startswith(("videos/", "checkpoint/")):
             assert files.pop(name) == (run_dir / name).read_bytes(), name
     assert files.keys() == {"README.md", SCRIPT.name, "requirements.txt"}  # no curve: no episode has ended
     *_, (_, mean) = scalars(run_dir)["eval/episodic_return"]

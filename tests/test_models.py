@@ -546,8 +546,8 @@ def test_a_file_that_is_no_model_is_a_line(what, load_file, capfd):
 def test_a_huge_file_is_not_read(tmp_path, capfd):
     with open(tmp_path / "huge", "wb") as f:
         f.truncate(MAX_FILE_SIZE * 1000)
-    assert "larger than 64 MiB" in one_line(capfd, read_model, str(tmp_path / "huge"))
-    assert "larger than 64 MiB" in one_line(capfd, read_model, "/dev/zero")
+    assert "larger than 1024 MiB" in one_line(capfd, read_model, str(tmp_path / "huge"))
+    assert "not a file" in one_line(capfd, read_model, "/dev/zero")
 
 
 EDITS = {  # what is wrong with an otherwise whole model -> the edit, words of the line

@@ -26,7 +26,8 @@ class Evaluator:
         if reason:
             print(f"no video: {reason}", file=sys.stderr)
         self.records_video = args.capture_video and not reason
-        self.agent = script.make_agent(args, self.env, jax.random.PRNGKey(0))
+        # Shapes and dtypes only: a file is a few bytes, the network that its arguments ask for may be gigabytes.
+        self.agent = jax.eval_shape(lambda: script.make_agent(args, self.env, jax.random.PRNGKey(0)))
         self.step = jax.jit(lambda env, action: env.step(action))
         self.act = jax.jit(self.deterministic_action)
 
@@ -35,7 +36,7 @@ class Evaluator:
         return action.reshape(self.env.action_shape)
 
     def load(self, model_path: str):
-        """The environments (not yet reset; statistics restored and frozen) and the agent of a saved model.
+        """The environments (not yet reset; statistics restored and frozen) and the agent, without its optimizer.
 
         A file that does not fit the script ends the program with a line.
         """
@@ -49,7 +50,8 @@ class Evaluator:
                 wrapper = wrapper.replace(stats=stats)
             wrappers.append(wrapper)
         params = restore(self.agent.params, model["params"], model_path, "params")
-        return self.env.replace(wrappers=tuple(wrappers)), self.agent.replace(params=params)
+        agent = self.agent.replace(step=0, params=params, opt_state=None)
+        return self.env.replace(wrappers=tuple(wrappers)), agent
 
     def __call__(self, model_path: str, video_path: str | None = None):
         """Raw returns and lengths, both [eval_episodes], of the first episode of each of `eval_episodes` environments.

@@ -1,0 +1,189 @@
+"""Checkpoints of runs: written beside the training, read as untrusted input."""
+
+import fcntl
+import glob
+import json
+import os
+import re
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+
+import flax
+import jax
+import numpy as np
+
+from cleanrl_utils.errors import usage_error
+from cleanrl_utils.files import write_file
+from cleanrl_utils.models import read_msgpack, restore, restore_args
+
+FOLDER = "checkpoint"
+KEPT = 2
+MAX_FILE_SIZE = 2**30  # bytes
+PARTS = {"script": str, "args": dict, "versions": dict, "global_step": int, "seconds": float, "state": dict}
+
+
+# ---------------------------------------------------------------- writing
+class CheckpointWriter:
+    """Writes the checkpoints of runs that train together, in a thread of its own: the training does not wait."""
+
+    def __init__(self):
+        self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self.writing: Future | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.writing is not None and not self.writing.done()
+
+    def save(self, checkpoints: dict[str, dict]) -> None:
+        """Run folder -> checkpoint. What can't be written costs a line; the ones before stay."""
+        self.writing = self.executor.submit(lambda: [write(folder, x) for folder, x in checkpoints.items()])
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self.executor.shutdown()
+        if self.writing:
+            self.writing.result()
+
+
+def path_of(folder: str, step: int) -> str:
+    return os.path.join(folder, FOLDER, f"{step:014}.msgpack")
+
+
+def write(folder: str, checkpoint: dict) -> None:
+    path = path_of(folder, checkpoint["global_step"])
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_file(path, flax.serialization.to_bytes(checkpoint))
+    except OSError as error:
+        print(f"the checkpoint {path} can't be written ({error.strerror}): training goes on", file=sys.stderr)
+        return
+    with suppress(OSError):
+        for step in steps(folder)[:-KEPT]:
+            os.remove(path_of(folder, step))
+
+
+# ---------------------------------------------------------------- reading
+def steps(folder: str) -> list[int]:
+    """Those that the run's checkpoints are of, ascending."""
+    names = os.listdir(os.path.join(folder, FOLDER)) if os.path.isdir(os.path.join(folder, FOLDER)) else []
+    return sorted(int(name[:14]) for name in names if re.fullmatch(r"\d{14}\.msgpack", name))
+
+
+def read(folder: str, step: int) -> dict:
+    """The run's checkpoint of that step. Ends the program with a line if the file holds anything else."""
+    path = path_of(folder, step)
+    checkpoint = read_msgpack(path, MAX_FILE_SIZE)
+    if any(not isinstance(checkpoint.get(name), kind) for name, kind in PARTS.items()):
+        usage_error(f"{path} is not a checkpoint: that is a dict of {', '.join(PARTS)}")
+    if checkpoint["global_step"] != step or not 0 <= checkpoint["seconds"] < 1e12:
+        usage_error(f"{path} is not what its name says: delete it to go on from the one before")
+    if not isinstance(checkpoint.get("tracker_id"), str | None):
+        usage_error(f"{path}: tracker_id is no text")
+    return checkpoint
+
+
+def read_newest(folders: list[str]) -> list[dict]:
+    """Of each of these runs, which trained together, the checkpoint of the newest step that all have."""
+    for folder in folders:
+        if not os.path.isdir(folder):
+            usage_error(f"--resume {folder}: there is no such folder")
+        if not steps(folder):
+            usage_error(f"--resume {folder}: there is no checkpoint in it")
+    common = set.intersection(*(set(steps(folder)) for folder in folders))
+    if not common:
+        usage_error(f"--resume: no step has a checkpoint in each of {', '.join(folders)}")
+    return [read(folder, max(common)) for folder in folders]
+
+
+def saved_args(args_class: type, checkpoint: dict, folder: str):
+    """The arguments that the run of this folder was trained with."""
+    return restore_args(args_class, checkpoint["args"], path_of(folder, checkpoint["global_step"]))
+
+
+def load(lanes: list, script_name: str, may_change: tuple[str, ...]) -> list[dict]:
+    """The checkpoints that the lanes go on from, each of its own `resume`; ends the program if they don't fit."""
+    folders = [lane.resume for lane in lanes]
+    checkpoints = read_newest(folders)
+    for lane, checkpoint, folder in zip(lanes, checkpoints, folders, strict=True):
+        if checkpoint["script"] != script_name:
+            usage_error(f"--resume {folder}: the run is of the script {checkpoint['script'][:100]!r}")
+        saved = saved_args(type(lane), checkpoint, folder)
+        for name, value in asdict(lane).items():
+            before = getattr(saved, name)
+            if name not in may_change and value != before:
+                flag = f"--{name.replace('_', '-')}"
+                usage_error(f"{flag} {value}: the run {folder} was trained with {before} and goes on with that alone")
+        done = checkpoint["global_step"]
+        if done % lane.batch_size:
+            usage_error(f"--resume {folder}: its checkpoint is of no whole iteration")
+        if done > lane.num_iterations * lane.batch_size:
+            usage_error(f"--total-timesteps {lane.total_timesteps}: the run {folder} has {done} steps behind it")
+    return checkpoints
+
+
+def find_unfinished(args, runs: str = "runs") -> str | None:
+    """The newest run of this experiment, environment and seed that has a checkpoint, isn't finished, and is at rest."""
+    name = f"{glob.escape(args.env_id.replace('/', '-'))}__{glob.escape(args.exp_name)}__{args.seed}__*"
+    folders = glob.glob(os.path.join(glob.escape(runs), name))
+    for folder in sorted(folders, key=start_time, reverse=True):
+        if steps(folder) and not is_finished(type(args), folder) and not is_locked(folder):
+            return folder
+    return None
+
+
+def start_time(folder: str) -> tuple[int, str]:
+    suffix = folder.rpartition("__")[2]
+    return (int(suffix) if suffix.isdecimal() else 0), folder
+
+
+def is_finished(args_class: type, folder: str) -> bool:
+    """Whether all its steps are done and the model, if there is to be one, is saved and evaluated."""
+    (checkpoint,) = read_newest([folder])
+    args, step = saved_args(args_class, checkpoint, folder), checkpoint["global_step"]
+    if step // args.batch_size < args.num_iterations:
+        return False
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        with open(os.path.join(folder, "evaluation.json")) as f:
+            return json.load(f)["global_step"] == step
+    return not args.save_model
+
+
+def restore_states(template: dict, checkpoints: list[dict], folders: list[str]) -> dict:
+    """The checkpoints' states as one, of plain dicts and of arrays [num_devices, num_lanes, ...] as in `template`."""
+    for checkpoint, folder in zip(checkpoints, folders, strict=True):
+        path, saved = path_of(folder, checkpoint["global_step"]), checkpoint["state"]
+        if saved.keys() != template.keys():
+            usage_error(f"{path} is of another version of the script: it holds {', '.join(map(repr, saved))}"[:300])
+        for name, part in template.items():
+            own = {name: jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype), part)}
+            # Of episodes the returns may be nan yet.
+            restore(own, {name: saved[name]}, path, "state", finite=name != "episodes")
+        if (saved["iteration"] != saved["iteration"].flat[0]).any() or saved["iteration"].flat[0] < 0:
+            usage_error(f"{path}: iteration is {saved['iteration'].flat[0]}")
+    return jax.tree.map(lambda *x: np.stack(x, axis=1), *(checkpoint["state"] for checkpoint in checkpoints))
+
+
+# ---------------------------------------------------------------- one process a run
+def lock(folder: str) -> int:
+    """Holds the run's folder until the process ends or the file descriptor is closed; BlockingIOError if another does.
+
+    Raises OSError where nothing can be written.
+    """
+    os.makedirs(os.path.join(folder, FOLDER), exist_ok=True)
+    descriptor = os.open(os.path.join(folder, FOLDER, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_locked(folder: str) -> bool:
+    try:
+        os.close(lock(folder))
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,627 @@
+"""Runs that end early and go on: what is in their checkpoints, curves and models, whatever ended them."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils import checkpoints
+from cleanrl_utils.models import read_model
+
+pytestmark = pytest.mark.usefixtures("compile_fast")
+
+ITERATION = 64  # steps
+ARGS = ppo.Args(
+    env_id="Pendulum-v1",
+    num_envs=4,
+    num_steps=16,
+    num_minibatches=2,
+    update_epochs=2,
+    hidden_size=8,
+    total_timesteps=6 * ITERATION,
+    eval_episodes=2,
+    progress=False,
+    compilation_cache=False,
+    checkpoint_interval=1e-9,  # at each iteration, if the one before is written
+)
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path, monkeypatch):
+    """An empty one; each iteration waits for the checkpoint of the one before, so that all have theirs."""
+
+    def wait(self):
+        if self.writing:
+            self.writing.result()
+        return False
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "is_busy", property(wait))
+
+
+def run_dir() -> Path:
+    (folder,) = Path("runs").iterdir()
+    return folder
+
+
+def curve(folder, tag="charts/episodes") -> list[int]:
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return [event.step for event in events.Scalars(tag)]
+
+
+def interrupted(args: ppo.Args, iteration: int, signum=signal.SIGTERM) -> None:
+    """Trains until it gets a signal in this iteration."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        at_iterations(patch, {iteration: lambda: signal.raise_signal(signum)})
+        ppo.main(args)
+    assert ended.value.code == 128 + signum
+
+
+def at_iterations(monkeypatch, actions):
+    """Calls actions[i] before the i-th iteration."""
+    train_iteration, count = ppo.train_iteration, 0
+
+    def act_and_train(*inputs):
+        nonlocal count
+        count += 1
+        actions.get(count, lambda: None)()
+        return train_iteration(*inputs)
+
+    monkeypatch.setattr(ppo, "train_iteration", act_and_train)
+
+
+def newest(folder) -> dict:
+    return checkpoints.read(str(folder), checkpoints.steps(str(folder))[-1])
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_goes_on_as_one(signum):
+    interrupted(ARGS, 3, signum)
+    folder = run_dir()
+    assert checkpoints.steps(str(folder)) == [2 * ITERATION, 3 * ITERATION]
+    assert read_model(f"{folder}/{ARGS.exp_name}.cleanrl_model") and not (folder / "evaluation.json").exists()
+    ppo.main(replace(ARGS, resume="auto"))
+    assert run_dir() == folder
+    steps = [ITERATION * (i + 1) for i in range(6)]
+    assert curve(folder) == curve(folder, "losses/loss") == steps
+    assert curve(folder, "eval/episodic_return") == steps[-1:]
+    rates = EventAccumulator(str(folder)).Reload().Scalars("charts/learning_rate")
+    np.testing.assert_allclose(
+        [rate.value for rate in rates], [ARGS.learning_rate * (1 - i / 6) for i in range(6)], 1e-6
+    )
+    assert json.loads((folder / "args.json").read_text())["resume"] is None
+    assert checkpoints.steps(str(folder)) == [5 * ITERATION, 6 * ITERATION]
+    assert newest(folder)["seconds"] > 0
+    assert not list(folder.rglob("*.tmp"))
+    assert checkpoints.find_unfinished(ARGS) is None
+
+
+def test_what_goes_on_is_what_was_saved(monkeypatch):
+    saved = {}
+
+    def keep(runs, writer, state, global_step, seconds):
+        saved[global_step] = jax.device_get(ppo.checkpointed(state))
+        return save_checkpoints(runs, writer, state, global_step, seconds)
+
+    save_checkpoints = ppo.save_checkpoints
+    monkeypatch.setattr(ppo, "save_checkpoints", keep)
+    ppo.main(replace(ARGS, total_timesteps=3 * ITERATION))
+    loaded = checkpoints.load([replace(ARGS, resume=str(run_dir()))], ppo.script_name(), ppo.MAY_CHANGE)
+    before = saved[3 * ITERATION]
+    template = flax.serialization.to_state_dict(before)
+    restored = checkpoints.restore_states(template, loaded, [str(run_dir())])
+    jax.tree.map(np.testing.assert_array_equal, template, restored)
+
+    lanes = [replace(ARGS, resume=str(run_dir()))]
+    restore = lambda template: checkpoints.restore_states(template, loaded, [str(run_dir())])  # noqa: E731
+    env = ppo.make_env(*lanes, iteration=3)
+    state = jax.device_get(ppo.init_lanes(lanes, env, restore))
+    for name in ("agent", "return_stats", "iteration", "key"):
+        for x, y in zip(jax.tree.leaves(getattr(state, name)), jax.tree.leaves(before[name]), strict=True):
+            np.testing.assert_array_equal(x, y)
+    added = state.env.wrappers[1].stats.count - before["wrapper_stats"]["VectorEnvNormObs"].count
+    np.testing.assert_allclose(added, ARGS.num_envs, rtol=1e-4)  # the new episodes' first observations
+    np.testing.assert_array_equal(
+        state.env.wrappers[0].episodic_return, before["episodes"]["VectorEnvEpisodeStats"].episodic_return
+    )
+    assert not state.env.wrappers[0].lengths.any() and not state.env.wrappers[0].done.any()
+
+
+def test_a_run_that_goes_on_has_streams_of_its_own():
+    observations = [np.asarray(ppo.make_env(ARGS, iteration=i).reset_fn()) for i in (0, 1, 2, 1)]
+    assert not np.isclose(observations[0], observations[1]).any()
+    assert not np.isclose(observations[1], observations[2]).any()
+    np.testing.assert_array_equal(observations[1], observations[3])
+
+
+def test_a_finished_run_can_be_made_longer():
+    ppo.main(replace(ARGS, total_timesteps=2 * ITERATION))
+    folder = str(run_dir())
+    ppo.main(replace(ARGS, total_timesteps=4 * ITERATION, resume=folder))
+    steps = [ITERATION * (i + 1) for i in range(4)]
+    assert curve(folder) == steps and curve(folder, "eval/episodic_return") == [steps[1], steps[3]]
+    assert json.loads(Path(folder, "evaluation.json").read_text())["global_step"] == steps[3]
+
+
+def test_a_run_that_ended_before_its_evaluation_makes_up_for_it():
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(ppo.Run, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
+        ppo.main(ARGS)
+    assert checkpoints.find_unfinished(ARGS) == str(run_dir())
+    ppo.main(replace(ARGS, resume="auto"))
+    assert curve(run_dir(), "eval/episodic_return") == [6 * ITERATION]
+
+
+def test_nothing_to_go_on_with_starts_anew(capsys):
+    ppo.main(replace(ARGS, resume="auto", total_timesteps=ITERATION))
+    assert "no unfinished run to go on with: starting anew\n" in capsys.readouterr().err
+    assert curve(run_dir()) == [ITERATION]
+
+
+def test_many_seeds_go_on_together():
+    args = replace(ARGS, num_seeds=2)
+    interrupted(args, 3)
+    folders = sorted(Path("runs").iterdir())
+    os.remove(checkpoints.path_of(str(folders[0]), 3 * ITERATION))  # it was killed between the two
+    ppo.main(replace(args, resume="auto"))
+    assert sorted(Path("runs").iterdir()) == folders
+    for folder in folders:
+        assert curve(folder) == [ITERATION * (i + 1) for i in range(6)]
+    keys = [newest(folder)["state"]["key"] for folder in folders]
+    assert (keys[0] != keys[1]).any()
+
+
+REFUSED = {
+    "other flags": (dict(learning_rate=1e-3), "--learning-rate 0.001: the run * was trained with 0.0003"),
+    "other envs": (dict(num_envs=8), "--num-envs 8: the run"),
+    "fewer steps": (dict(total_timesteps=ITERATION), "has 128 steps behind it"),
+    "no folder": (dict(resume="runs/none"), "there is no such folder"),
+    "several": (dict(num_seeds=2), "give --resume auto"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused(what, capsys):
+    values, words = REFUSED[what]
+    ppo.main(replace(ARGS, total_timesteps=2 * ITERATION))
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        ppo.main(replace(replace(ARGS, resume=str(run_dir()), total_timesteps=3 * ITERATION), **values))
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+    assert all(part in error for part in words.split("*"))
+    assert {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
+
+
+def test_the_command_line_leaves_out_what_stays_as_it_was(monkeypatch):
+    ppo.main(replace(ARGS, total_timesteps=2 * ITERATION, gamma=0.9, seed=7))
+    argv = ["--resume", str(run_dir()), "--total-timesteps", str(3 * ITERATION)]
+    args = ppo.parse_args(argv)
+    assert (args.gamma, args.seed, args.env_id, args.hidden_size) == (0.9, 7, "Pendulum-v1", 8)
+    assert (args.total_timesteps, args.resume) == (3 * ITERATION, str(run_dir()))
+    assert ppo.parse_args(["--gamma", "0.5"]).gamma == 0.5
+
+
+def test_two_processes_never_train_one_run(capsys):
+    ppo.main(replace(ARGS, total_timesteps=2 * ITERATION))
+    held = checkpoints.lock(str(run_dir()))
+    try:
+        assert checkpoints.find_unfinished(replace(ARGS, total_timesteps=2 * ITERATION)) is None
+        with pytest.raises(SystemExit, match="2"):
+            ppo.main(replace(ARGS, resume=str(run_dir())))
+    finally:
+        os.close(held)
+    assert "is being trained by another process" in capsys.readouterr().err
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    checkpoint = flax.serialization.msgpack_restore(data)
+    if how == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "a folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "a list":
+        path.write_bytes(flax.serialization.msgpack_serialize([1, 2]))
+    else:
+        state = checkpoint["state"]
+        if how == "nan":
+            state["agent"]["params"]["params"]["log_std"] = np.full((1, 1), np.nan, np.float32)
+        elif how == "another shape":
+            state["key"] = state["key"][:, :1]
+        elif how == "another type":
+            state["return_stats"]["mean"] = state["return_stats"]["mean"].astype(np.float64)
+        elif how == "a part is missing":
+            del state["episodes"]
+        elif how == "another script":
+            checkpoint["script"] = "../../ppo\x1b[31m"
+        elif how == "another step":
+            checkpoint["global_step"] += 1
+        elif how == "seconds":
+            checkpoint["seconds"] = float("nan")
+        elif how == "tracker":
+            checkpoint["tracker_id"] = 3
+        elif how == "unknown argument":
+            checkpoint["args"]["\x1b[31mexec"] = "x"
+        elif how == "iteration":
+            state["iteration"] = -state["iteration"]
+        path.write_bytes(flax.serialization.msgpack_serialize(checkpoint))
+
+
+KINDS = ["truncated", "empty", "a folder", "a list", "nan", "another shape", "another type", "a part is missing"]
+KINDS += ["another script", "another step", "seconds", "tracker", "unknown argument", "iteration"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, compile_fast):
+    folder = tmp_path_factory.mktemp("finished")
+    before = os.getcwd()
+    os.chdir(folder)
+    ppo.main(replace(ARGS, total_timesteps=2 * ITERATION))
+    os.chdir(before)
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def copied(finished) -> Path:
+    subprocess.run(["cp", "-r", str(finished), "run"], check=True)
+    return Path("run")
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_a_damaged_checkpoint_is_a_line(finished, how, capsys):
+    run = copied(finished)
+    damage(Path(checkpoints.path_of(str(run), 2 * ITERATION)), how)
+    with pytest.raises(SystemExit) as ended:
+        ppo.main(replace(ARGS, resume="run"))
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
+    assert error[:-1].isprintable()
+
+
+def test_mutated_checkpoints(finished, capsys):
+    """Each is refused with a line, or is whole by chance."""
+    run = copied(finished)
+    path = Path(checkpoints.path_of(str(run), 2 * ITERATION))
+    data, random = path.read_bytes(), np.random.default_rng(1)
+    checkpoint = flax.serialization.msgpack_restore(data)
+    template = jax.tree.map(lambda x: x[:, None], checkpoint["state"])
+    refused = 0
+    for _ in range(2000):
+        mutated = np.frombuffer(data, np.uint8).copy()
+        where = random.integers(len(mutated), size=random.integers(1, 4))
+        mutated[where] ^= (1 << random.integers(8, size=len(where))).astype(np.uint8)
+        path.write_bytes(mutated.tobytes())
+        try:
+            lanes = [replace(ARGS, resume="run")]
+            loaded = checkpoints.load(lanes, ppo.script_name(), ppo.MAY_CHANGE)
+            checkpoints.restore_states(template, loaded, ["run"])
+            capsys.readouterr()
+        except SystemExit as ended:
+            refused += 1
+            error = capsys.readouterr().err
+            assert ended.code == 2 and error.count("\n") == 1 and error[:-1].isprintable(), error
+    assert refused > 100
+
+
+# ---------------------------------------------------------------- values that are not finite
+def broken(monkeypatch, what):
+    """Pendulums whose observation or reward is not finite whenever they stand nearly upright."""
+    make_step = ppo.xla_step
+
+    def xla_step(envs):
+        handle, step = make_step(envs)
+
+        def broken_step(handle, action):
+            handle, (obs, reward, terminated, truncated) = step(handle, action)
+            upright = obs[:, 0] > 0.95
+            if what == "observation":
+                obs = jnp.where(upright[:, None], jnp.inf, obs)
+            if what == "reward":
+                reward = jnp.where(upright, jnp.nan, reward)
+            return handle, (obs, reward, terminated, truncated)
+
+        return handle, broken_step
+
+    monkeypatch.setattr(ppo, "xla_step", xla_step)
+    if what in ("loss", "gradient"):
+        loss = ppo.ppo_loss
+
+        def broken_loss(params, apply_fn, args, batch, targets):
+            value, metrics = loss(params, apply_fn, args, batch, targets)
+            if what == "loss":
+                value = value + jnp.where(batch.obs.max() > 1.8, jnp.nan, 0.0)
+                return value, metrics | {"losses/loss": value}
+            steep = 1e30 * params["params"]["log_std"].sum()  # the value stays, the slope overflows
+            return value + jnp.where(batch.obs.max() > 1.8, 1e30, 0.0) * (steep - jax.lax.stop_gradient(steep)), metrics
+
+        monkeypatch.setattr(ppo, "ppo_loss", broken_loss)
+
+
+@pytest.mark.parametrize("what", ["observation", "reward", "loss", "gradient"])
+def test_what_is_not_finite_ends_the_training_and_the_last_good_checkpoint_stays(what, monkeypatch, capsys):
+    broken(monkeypatch, what)
+    once = dict(num_minibatches=1, update_epochs=1)  # a second update would have a loss from the broken parameters
+    with pytest.raises(SystemExit, match="1"):
+        ppo.main(replace(ARGS, total_timesteps=100 * ITERATION, **once if what == "gradient" else {}))
+    error = capsys.readouterr().err
+    assert f"diverged: the {what} is not finite at step " in error and error.count("\n") == 1
+    step = int(error.partition("step ")[2].partition(";")[0].replace(",", ""))
+    assert not list(run_dir().glob("*.cleanrl_model"))
+    if step > ITERATION:
+        assert checkpoints.steps(str(run_dir()))[-1] < step
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(newest(run_dir())["state"]["agent"]))
+
+
+@pytest.mark.parametrize("what", ["observation", "reward", "loss", "gradient"])
+def test_updates_that_are_not_finite_are_left_out_and_counted(what, monkeypatch, capsys):
+    broken(monkeypatch, what)
+    ppo.main(replace(ARGS, total_timesteps=30 * ITERATION, skip_nonfinite_updates=True))
+    out, err = capsys.readouterr()
+    assert err.count("such updates are left out") == 1
+    events = EventAccumulator(str(run_dir())).Reload()
+    skipped = [event.value for event in events.Scalars("charts/skipped_updates")]
+    assert len(skipped) == 30 and 0 < sum(skipped) < 30
+    assert f"left out    {sum(skipped):.0f} updates" in out
+    state = newest(run_dir())["state"]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state["agent"], state["wrapper_stats"])))
+
+
+def test_without_the_option_nothing_is_computed_otherwise(monkeypatch):
+    metrics = []
+    for skip in (False, True):
+        args = replace(ARGS, skip_nonfinite_updates=skip)
+        state = ppo.init_lanes([args], ppo.make_env(args))
+        for _ in range(3):
+            state, last = ppo.train_iteration(args, state)
+        metrics.append(jax.device_get(last))
+    for name in metrics[0]:
+        np.testing.assert_array_equal(metrics[0][name], metrics[1][name], err_msg=name)
+
+
+# ---------------------------------------------------------------- disks, environments, trackers and clocks
+def test_an_environment_that_raises_is_a_line(monkeypatch, capfd):
+    monkeypatch.setattr(ppo, "xla_step", ppo.host_step)
+    steps = 0
+
+    def raising(self, action, *_):
+        nonlocal steps
+        steps += 1
+        if steps > 3 * ARGS.num_steps:
+            raise ValueError("the joint is broken")
+        return step(self, action)
+
+    env_class = type(ppo.make_env(ARGS).envs)
+    step = env_class.step
+    monkeypatch.setattr(env_class, "step", raising)
+    with pytest.raises(SystemExit, match="1"):
+        ppo.main(ARGS)
+    error = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1 and "the joint is broken" in error[0]
+    assert curve(run_dir()) == [ITERATION, 2 * ITERATION, 3 * ITERATION]
+    assert 2 * ITERATION <= checkpoints.steps(str(run_dir()))[-1] <= 3 * ITERATION
+
+
+def test_a_tracker_that_dies_costs_a_line(monkeypatch, capsys):
+    def log(data):
+        if data["global_step"] > 2 * ITERATION:
+            raise ConnectionError("gone")
+
+    tracker = SimpleNamespace(id="abc", log=log, finish=lambda: None)
+    monkeypatch.setattr(ppo, "start_tracking", lambda *_: tracker)
+    ppo.main(replace(ARGS, track=True))
+    assert capsys.readouterr().err.count("tracking ends (ConnectionError: gone)") == 1
+    assert curve(run_dir()) == [ITERATION * (i + 1) for i in range(6)]
+
+
+def test_the_tracker_goes_on_with_the_same_page(monkeypatch, tmp_path):
+    ids = []
+
+    def start_tracking(args, folder, tracker_id):
+        ids.append(tracker_id)
+        return SimpleNamespace(id="abc", log=lambda data: None, finish=lambda: None)
+
+    monkeypatch.setattr(ppo, "start_tracking", start_tracking)
+    ppo.main(replace(ARGS, track=True, total_timesteps=2 * ITERATION))
+    ppo.main(replace(ARGS, track=True, resume=str(run_dir())))
+    ppo.main(replace(ARGS, track=False, resume=str(run_dir()), total_timesteps=7 * ITERATION))
+    assert ids == [None, "abc"] and newest(run_dir())["tracker_id"] == "abc"
+
+
+def test_a_clock_that_goes_backwards_does_no_harm():
+    now = time.time()
+
+    def backwards():
+        nonlocal now
+        now -= 3600.0
+        return now
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", backwards)
+        ppo.main(replace(ARGS, progress=True))
+    speeds = EventAccumulator(str(run_dir())).Reload().Scalars("charts/SPS")
+    assert len(speeds) == 6 and all(speed.value > 0 for speed in speeds)
+
+
+def test_twenty_runs_that_start_together_have_folders_of_their_own():
+    with ThreadPoolExecutor(20) as threads:
+        folders = list(threads.map(lambda _: ppo.make_run_dir(ARGS), range(20)))
+    assert len(set(folders)) == 20
+
+
+@pytest.fixture
+def small_disk(tmp_path, monkeypatch):
+    """A disk of 2 MiB that is the working folder; functions that fill and free it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    monkeypatch.chdir(disk)
+
+    def fill():
+        with open(disk / "filler", "wb", buffering=0) as f:
+            for size in (4096, 1):
+                try:
+                    while True:
+                        f.write(b"x" * size)
+                except OSError:
+                    pass
+
+    yield fill, (disk / "filler").unlink
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """Functions that make the folders of runs read-only, for root too, and writable again."""
+    if subprocess.run(["chattr", "+i", tmp_path], capture_output=True).returncode:
+        pytest.skip("only root can make a folder read-only for itself, where the file system allows it")
+    subprocess.run(["chattr", "-i", tmp_path], check=True)
+
+    def change(flag):
+        folders = [path for path in [tmp_path / "runs", *(tmp_path / "runs").rglob("*")] if path.is_dir()]
+        subprocess.run(["chattr", flag, *folders], check=True)
+
+    yield partial(change, "+i"), partial(change, "-i")
+    change("-i")
+
+
+@pytest.mark.parametrize("fault", ["small_disk", "read_only"])
+def test_a_disk_that_fails_for_a_while_costs_nothing(fault, request, monkeypatch, capsys):
+    begin, end = request.getfixturevalue(fault)
+    at_iterations(monkeypatch, {3: begin, 6: end})
+    ppo.main(replace(ARGS, total_timesteps=8 * ITERATION, eval_interval=4))
+    error = capsys.readouterr().err
+    assert "Traceback" not in error and "the model can't be saved" in error
+    assert ("curves can't be written" if fault == "small_disk" else "the checkpoint runs") in error
+    assert curve(run_dir()) == [ITERATION * (i + 1) for i in range(8)]
+    assert checkpoints.steps(str(run_dir()))[-1] == 8 * ITERATION
+    assert read_model(f"{run_dir()}/{ARGS.exp_name}.cleanrl_model") and not list(run_dir().rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("fault", ["small_disk", "read_only"])
+def test_a_disk_that_fails_for_good_costs_no_finished_model(fault, request, monkeypatch, capsys):
+    begin, _ = request.getfixturevalue(fault)
+    at_iterations(monkeypatch, {3: begin})
+    ppo.main(replace(ARGS, total_timesteps=8 * ITERATION))
+    out, error = capsys.readouterr()
+    assert "Traceback" not in error and (fault == "read_only" or "curves are lost from step" in error)
+    (path,) = [line.split()[1] for line in out.splitlines() if line.startswith("  model ")]
+    assert not path.startswith("runs") and read_model(path)["args"]["total_timesteps"] == 8 * ITERATION
+    assert "evaluation  return" in out
+    assert checkpoints.read(str(run_dir()), 2 * ITERATION)
+
+
+KILLED = """
+import sys
+import numpy as np
+from cleanrl_utils.checkpoints import CheckpointWriter
+from cleanrl_utils.events import EventWriter, trim
+from cleanrl_utils import checkpoints
+import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+
+folder, kills = "runs/run", int(sys.argv[1])
+import os, random, signal, time
+
+def work():
+    done = checkpoints.steps(folder)
+    step = done[-1] if done else 0
+    trim(folder, step)
+    curves, writer = EventWriter(folder, flush_seconds=0.0), CheckpointWriter()
+    while True:
+        step += 1
+        curves.add_scalar("x", step, step)
+        if not writer.is_busy and curves.flush():
+            state = {"weights": np.full(20000, step, np.float32)}
+            writer.save({folder: {"script": "s", "args": {}, "versions": {}, "global_step": step, "seconds": 1.0,
+                                  "tracker_id": None, "state": state}})
+        ppo.write_file("runs/run/x.cleanrl_model", str(step).encode() * 1000)
+
+os.makedirs(folder)
+for kill in range(kills):
+    pid = os.fork()
+    if pid == 0:
+        work()
+    time.sleep(random.Random(kill).uniform(0.005, 0.12))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    for step in checkpoints.steps(folder):
+        weights = checkpoints.read(folder, step)["state"]["weights"]
+        assert (weights == step).all() and len(weights) == 20000
+    if os.path.exists("runs/run/x.cleanrl_model"):
+        model = open("runs/run/x.cleanrl_model").read()
+        assert model == model[: len(model) // 1000] * 1000 and model
+trim(folder, checkpoints.steps(folder)[-1])
+"""
+
+
+def test_kills_at_any_moment_leave_whole_files_and_whole_curves(tmp_path):
+    """The writers alone, without JAX's start of some seconds: killed 60 times."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(ppo.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", KILLED, "60"], cwd=tmp_path, env=environ, check=True, timeout=200)
+    steps = curve(tmp_path / "runs/run", "x")
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 60
+    assert steps[-1] == checkpoints.steps(str(tmp_path / "runs/run"))[-1]
+
+
+def test_a_real_run_that_is_killed_goes_on(tmp_path):
+    """At random moments after its first checkpoint, until it is finished."""
+    flags = ["--env-id", "Pendulum-v1", "--num-envs", "4", "--num-steps", "16", "--num-minibatches", "2"]
+    flags += ["--hidden-size", "8", "--update-epochs", "1", "--eval-episodes", "2", "--no-progress"]
+    flags += ["--checkpoint-interval", "1e-9", "--total-timesteps", str(4000 * ITERATION), "--resume", "auto"]
+    random = np.random.default_rng(1)
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, ppo.__file__, *flags], stderr=subprocess.PIPE, text=True)
+        before = max([0, *(step for folder in Path("runs").glob("*") for step in checkpoints.steps(str(folder)))])
+        end = time.time() + 100
+        while True:
+            folders = list(Path("runs").glob("*"))
+            if folders and max([0, *checkpoints.steps(str(folders[0]))]) > before:
+                break
+            assert process.poll() is None and time.time() < end, process.communicate()
+            time.sleep(0.01)
+        time.sleep(random.uniform(0.0, 0.3))
+        process.kill()
+        process.communicate()
+        assert checkpoints.read(str(run_dir()), checkpoints.steps(str(run_dir()))[-1])
+    steps = checkpoints.steps(str(run_dir()))
+    flags[flags.index("--total-timesteps") + 1] = str(steps[-1] + 5 * ITERATION)
+    subprocess.run([sys.executable, ppo.__file__, *flags], check=True, timeout=100)
+    assert curve(run_dir()) == [ITERATION * (i + 1) for i in range(steps[-1] // ITERATION + 5)]
+    assert read_model(f"{run_dir()}/{ARGS.exp_name}.cleanrl_model")
+
+
+def test_ten_runs_in_one_process_leave_neither_threads_nor_files_open():
+    def counts():
+        gc.collect()
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    args = replace(ARGS, total_timesteps=ITERATION)
+    ppo.main(args)
+    before = counts()
+    for seed in range(2, 11):
+        ppo.main(replace(args, seed=seed))
+    after = counts()
+    assert after[0] <= before[0] and after[1] <= before[1], (before, after)
