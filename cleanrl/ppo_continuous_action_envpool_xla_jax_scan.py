@@ -1117,8 +1117,7 @@ def script_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    packages = ("envpool", "flax", "jax", "numpy")
-    return {"python": sys.version.split()[0]} | {package: version(package) for package in packages}
+    return {package: version(package) for package in ("envpool", "flax", "jax", "numpy")}
 
 
 def save_model(path: str, args: Args, state: RunnerState) -> None:
@@ -1339,7 +1338,7 @@ class Run:
         return {
             "script": script_name(),
             "args": asdict(self.args),
-            "versions": versions(),
+            "versions": {"python": sys.version.split()[0], **versions()},
             "global_step": global_step,
             "seconds": seconds,
             "tracker_id": self.tracker_id,

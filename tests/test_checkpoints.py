@@ -393,7 +393,7 @@ def test_without_the_option_nothing_is_computed_otherwise(monkeypatch):
     for skip in (False, True):
         args = replace(ARGS, skip_nonfinite_updates=skip)
         state = ppo.init_lanes([args], ppo.make_env(args))
-        for _ in range(3):
+        for _ in range(int(os.environ.get("CLEANRL_KILLS", 3))):
             state, last = ppo.train_iteration(args, state)
         metrics.append(jax.device_get(last))
     for name in metrics[0]:
@@ -587,7 +587,7 @@ def test_kills_at_any_moment_leave_whole_files_and_whole_curves(tmp_path):
 
 
 def test_a_real_run_that_is_killed_goes_on(tmp_path):
-    """At random moments after its first checkpoint, until it is finished."""
+    """At random moments after a new checkpoint, three times, or as often as CLEANRL_KILLS says."""
     flags = ["--env-id", "Pendulum-v1", "--num-envs", "4", "--num-steps", "16", "--num-minibatches", "2"]
     flags += ["--hidden-size", "8", "--update-epochs", "1", "--eval-episodes", "2", "--no-progress"]
     flags += ["--checkpoint-interval", "1e-9", "--total-timesteps", str(4000 * ITERATION), "--resume", "auto"]
