@@ -1486,6 +1486,16 @@ def train(lanes: list[Args]) -> list[Run]:
     return runs
 
 
+def of_first_process(texts: list[str]) -> list[str]:
+    """Process 0's texts, of up to 1000 bytes, in all processes that train together."""
+    if jax.process_count() == 1:
+        return texts
+    from jax.experimental import multihost_utils
+
+    padded = np.array([list(text.encode().ljust(1000)) for text in texts], np.uint8)
+    return [bytes(row).decode().rstrip() for row in multihost_utils.broadcast_one_to_all(padded)]
+
+
 def lanes_of(args: Args) -> list[Args]:
     """The seeds' trainings, each with the folder of the run that it goes on with, if it does."""
     lanes = [replace(args, seed=args.seed + i, num_seeds=1) for i in range(args.num_seeds)]
@@ -1497,7 +1507,8 @@ def lanes_of(args: Args) -> list[Args]:
         return lanes
     from cleanrl_utils.checkpoints import find_unfinished
 
-    lanes = [replace(lane, resume=find_unfinished(lane)) for lane in lanes]
+    folders = of_first_process([(jax.process_index() == 0 and find_unfinished(lane)) or "" for lane in lanes])
+    lanes = [replace(lane, resume=folder or None) for lane, folder in zip(lanes, folders, strict=True)]
     missing = [lane.seed for lane in lanes if lane.resume is None]
     if len(missing) == len(lanes):
         print("no unfinished run to go on with: starting anew", file=sys.stderr)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -167,13 +168,17 @@ def restore_states(template: dict, checkpoints: list[dict], folders: list[str]) 
 
 # ---------------------------------------------------------------- one process a run
 def lock(folder: str) -> int:
-    """Holds the run's folder until the process ends or the file descriptor is closed; BlockingIOError if another does.
+    """Holds the run's folder until the process ends or the file descriptor is closed.
 
-    Raises OSError where nothing can be written.
+    Raises BlockingIOError if another process holds it, and other OSErrors where nothing can be written.
     """
     os.makedirs(os.path.join(folder, FOLDER), exist_ok=True)
     descriptor = os.open(os.path.join(folder, FOLDER, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        time.sleep(0.5)  # it may have been one that only looked
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
@@ -182,8 +187,11 @@ def lock(folder: str) -> int:
 
 
 def is_locked(folder: str) -> bool:
-    try:
-        os.close(lock(folder))
-    except OSError:
-        return True
+    """Whether a process trains this run."""
+    with suppress(FileNotFoundError):
+        with open(os.path.join(folder, FOLDER, "lock")) as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several may look at a time
+            except BlockingIOError:
+                return True
     return False
