@@ -531,7 +531,7 @@ def test_a_disk_that_fails_for_good_costs_no_finished_model(fault, request, monk
     (path,) = [line.split()[1] for line in out.splitlines() if line.startswith("  model ")]
     assert not path.startswith("runs") and read_model(path)["args"]["total_timesteps"] == 8 * ITERATION
     assert "evaluation  return" in out
-    assert checkpoints.read(str(run_dir()), 2 * ITERATION)
+    assert newest(run_dir())
 
 
 KILLED = """

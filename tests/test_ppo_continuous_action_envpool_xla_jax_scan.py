@@ -449,11 +449,12 @@ def test_nothing_has_64_bits():
 
 
 def test_metrics_are_exactly_the_documented_tags():
-    """Those of one compiled iteration; main adds charts/SPS, charts/SPS_update and eval/."""
+    """Those of one compiled iteration, and what is checked but not logged; main adds charts/SPS, SPS_update and eval/."""
     _, metrics = train_once(iterations=4)
     charts = "episodes episodic_return episodic_length avg_episodic_return avg_episodic_length learning_rate"
     losses = "loss value_loss policy_loss entropy approx_kl old_approx_kl clipfrac explained_variance"
-    assert metrics.keys() == {f"charts/{x}" for x in charts.split()} | {f"losses/{x}" for x in losses.split()}
+    tags = {f"charts/{x}" for x in charts.split()} | {f"losses/{x}" for x in losses.split()}
+    assert metrics.keys() == tags | {f"finite/{x}" for x in ("observation", "reward", "loss", "gradient")}
     assert all(np.isfinite(value).all() for name, value in metrics.items() if name.startswith("losses/"))
 
 
@@ -502,7 +503,8 @@ SIZES = {
     "num_minibatches": 1,
     "total_timesteps": 2 * 32,
 }
-TESTED_ELSEWHERE = {  # in test_cli.py, but eval_episodes: in test_wrappers.py
+TESTED_ELSEWHERE = {  # in test_cli.py and test_checkpoints.py, but eval_episodes: in test_wrappers.py
+    *("checkpoint_interval", "resume", "skip_nonfinite_updates"),
     *("exp_name", "track", "wandb_project_name", "wandb_entity", "capture_video", "progress"),
     *("save_model", "upload_model", "hf_entity", "eval_episodes", "eval_interval", "video_interval"),
     *("num_seeds", "compilation_cache", "num_devices", "num_processes", "process_id", "coordinator_address"),
