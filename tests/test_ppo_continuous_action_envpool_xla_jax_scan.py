@@ -449,7 +449,7 @@ def test_nothing_has_64_bits():
 
 
 def test_metrics_are_exactly_the_documented_tags():
-    """Those of one compiled iteration, and what is checked but not logged; main adds charts/SPS, SPS_update and eval/."""
+    """Those of one compiled iteration, and what is checked but not logged; main adds SPS, SPS_update and eval."""
     _, metrics = train_once(iterations=4)
     charts = "episodes episodic_return episodic_length avg_episodic_return avg_episodic_length learning_rate"
     losses = "loss value_loss policy_loss entropy approx_kl old_approx_kl clipfrac explained_variance"
