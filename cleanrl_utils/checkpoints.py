@@ -61,8 +61,10 @@ def write(folder: str, checkpoint: dict) -> None:
         print(f"the checkpoint {path} can't be written ({error.strerror}): training goes on", file=sys.stderr)
         return
     with suppress(OSError):
-        for step in steps(folder)[:-KEPT]:
-            os.remove(path_of(folder, step))
+        old = [path_of(folder, step) for step in steps(folder)[:-KEPT]]
+        unfinished = glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "*.tmp"))  # by a killed process
+        for name in old + unfinished:
+            os.remove(name)
 
 
 # ---------------------------------------------------------------- reading
