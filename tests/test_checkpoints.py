@@ -393,7 +393,7 @@ def test_without_the_option_nothing_is_computed_otherwise(monkeypatch):
     for skip in (False, True):
         args = replace(ARGS, skip_nonfinite_updates=skip)
         state = ppo.init_lanes([args], ppo.make_env(args))
-        for _ in range(int(os.environ.get("CLEANRL_KILLS", 3))):
+        for _ in range(3):
             state, last = ppo.train_iteration(args, state)
         metrics.append(jax.device_get(last))
     for name in metrics[0]:
@@ -592,7 +592,7 @@ def test_a_real_run_that_is_killed_goes_on(tmp_path):
     flags += ["--hidden-size", "8", "--update-epochs", "1", "--eval-episodes", "2", "--no-progress"]
     flags += ["--checkpoint-interval", "1e-9", "--total-timesteps", str(4000 * ITERATION), "--resume", "auto"]
     random = np.random.default_rng(1)
-    for _ in range(3):
+    for _ in range(int(os.environ.get("CLEANRL_KILLS", 3))):
         process = subprocess.Popen([sys.executable, ppo.__file__, *flags], stderr=subprocess.PIPE, text=True)
         before = max([0, *(step for folder in Path("runs").glob("*") for step in checkpoints.steps(str(folder)))])
         end = time.time() + 100
