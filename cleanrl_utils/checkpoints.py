@@ -2,7 +2,6 @@
 
 import fcntl
 import glob
-import json
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ import numpy as np
 from cleanrl_utils.errors import usage_error
 from cleanrl_utils.files import write_file
 from cleanrl_utils.models import read_msgpack, restore, restore_args
+from cleanrl_utils.untrusted import read_json
 
 FOLDER = "checkpoint"
 KEPT = 2
@@ -148,8 +148,7 @@ def is_finished(args_class: type, folder: str) -> bool:
     if step // args.batch_size < args.num_iterations:
         return False
     with suppress(OSError, ValueError, TypeError, KeyError):
-        with open(os.path.join(folder, "evaluation.json")) as f:
-            return json.load(f)["global_step"] == step
+        return read_json(os.path.join(folder, "evaluation.json"))["global_step"] == step
     return not args.save_model
 
 
