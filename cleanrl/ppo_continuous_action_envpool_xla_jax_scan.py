@@ -9,19 +9,17 @@ Docs, logged metrics and results: docs/rl-algorithms/ppo.md#ppo_continuous_actio
 
 import ctypes
 import difflib
-import json
 import logging
 import math
 import os
 import shlex
 import signal
 import sys
-import tempfile
 import time
 import types
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -42,7 +40,6 @@ import optax
 import tyro
 from flax.linen.initializers import constant, orthogonal
 from flax.training.train_state import TrainState
-from tqdm import tqdm
 
 with suppress(OSError):  # EnvPool 1.2.5 (Python 3.11) ends the process when it renders, unless libEGL came first
     ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
@@ -944,13 +941,6 @@ def fetch_all(tree):
 
 
 # ---------------------------------------------------------------- run
-# What may be given otherwise when a run goes on: it changes nothing of what is learned from the same steps.
-MAY_CHANGE = ("total_timesteps", "track", "wandb_project_name", "wandb_entity", "capture_video", "video_interval")
-MAY_CHANGE += ("save_model", "upload_model", "hf_entity", "progress", "compilation_cache", "num_seeds", "num_processes")
-MAY_CHANGE += ("process_id", "coordinator_address", "checkpoint_interval", "resume", "skip_nonfinite_updates")
-MAY_CHANGE += ("eval_episodes", "eval_interval")
-
-
 # copied from cleanrl_utils/errors.py
 def usage_error(message: str) -> NoReturn:
     """A user's mistake: one line that says what is wrong and what to do, exit code 2."""
@@ -1080,38 +1070,6 @@ def start_jax(args: Args) -> Args:
     return replace(args, num_devices=num_devices)
 
 
-def make_run_dir(args: Args) -> str:
-    start_time = int(time.time())
-    while True:
-        run_dir = f"runs/{args.env_id.replace('/', '-')}__{args.exp_name}__{args.seed}__{start_time}"
-        try:
-            os.makedirs(run_dir)
-            return run_dir
-        except OSError as error:
-            if not os.path.isdir(run_dir):
-                usage_error(f"can't write to {os.path.abspath('runs')}: {error.strerror}")
-            start_time += 1  # a run of the same name started in this second
-
-
-# copied from cleanrl_utils/files.py
-def write_file(path: str, data: bytes) -> None:
-    """The file at `path` is always whole: a crash leaves what was there before."""
-    try:
-        with open(path + ".tmp", "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(path + ".tmp", path)
-    except OSError:
-        with suppress(OSError):
-            os.remove(path + ".tmp")
-        raise
-
-
-def evaluation_path(model_path: str) -> str:
-    return os.path.join(os.path.dirname(model_path), "evaluation.json")
-
-
 def script_name() -> str:
     return os.path.basename(__file__)[: -len(".py")]
 
@@ -1122,6 +1080,8 @@ def versions() -> dict[str, str]:
 
 def save_model(path: str, args: Args, state: RunnerState) -> None:
     """Arguments, parameters and wrapper statistics as msgpack: data with names, nothing executable."""
+    from cleanrl_utils.running import evaluation_path, write_file
+
     with suppress(FileNotFoundError):
         os.remove(evaluation_path(path))  # it was of the model before
     model = {
@@ -1134,276 +1094,9 @@ def save_model(path: str, args: Args, state: RunnerState) -> None:
     write_file(path, flax.serialization.to_bytes(model))
 
 
-@contextmanager
-def stop_signals():
-    """Collects Ctrl-C and SIGTERM, so that training can end after its current iteration."""
-    received = []
-
-    def receive(signum, _):
-        if not received:
-            print("\nstopping; once more to stop at once", file=sys.stderr)
-        elif time.monotonic() - received[0][1] > 1.0:  # sooner, it is the same one passed on by a parent process
-            signal.signal(signum, signal.SIG_DFL)
-            signal.raise_signal(signum)
-        received.append((signum, time.monotonic()))
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, receive)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-class Progress:
-    """One live line on a terminal; elsewhere a plain line every few seconds."""
-
-    def __init__(
-        self, args: Args, num_lanes: int = 1, shown: bool = True, iteration: int = 0, seconds_between_lines=10.0
-    ):
-        self.live = sys.stderr.isatty()
-        self.output = sys.stderr if self.live else open(os.devnull, "w")
-        self.seconds_between_lines = seconds_between_lines
-        self.last_line_time = -math.inf
-        self.start_time = time.monotonic()
-        self.bar = tqdm(
-            total=num_lanes * args.num_iterations * args.batch_size,
-            initial=num_lanes * iteration * args.batch_size,
-            disable=not shown,
-            file=self.output,
-            unit="step",
-            unit_scale=True,
-            dynamic_ncols=True,
-            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
-        )
-
-        self.bar.set_postfix_str("compiling")
-
-    def update(self, args: Args, metrics: dict[str, np.ndarray]) -> None:
-        """Adds an iteration with its metrics, [num_lanes], of which the means are shown."""
-        if self.bar.disable:
-            return
-        returns, lengths = metrics["charts/avg_episodic_return"], metrics["charts/avg_episodic_length"]
-        ended = np.isfinite(lengths)  # nan until an episode has ended
-        means = f"return {returns[ended].mean():.1f}, length {lengths[ended].mean():.0f}" if ended.any() else ""
-        self.bar.set_postfix_str(means, refresh=False)
-        if self.bar.n == self.bar.initial:
-            tqdm.write(f"  compiled    in {time.monotonic() - self.start_time:.1f} s")
-        self.bar.update(args.batch_size * len(returns))
-        finished = self.bar.n == self.bar.total
-        if not self.live and (finished or time.monotonic() - self.last_line_time > self.seconds_between_lines):
-            self.last_line_time = time.monotonic()
-            print(self.bar, file=sys.stderr)
-
-    def close(self) -> None:
-        self.bar.close()
-        if not self.live:
-            self.output.close()
-
-
-def start_tracking(args: Args, run_dir: str, tracker_id: str | None):
-    os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")  # seconds that a server out of reach costs; 90 by default
-    import wandb
-
-    init = partial(
-        wandb.init,
-        project=args.wandb_project_name,
-        entity=args.wandb_entity,
-        config=asdict(args),
-        id=tracker_id,  # of a run that goes on, else None
-        resume="allow",
-        name=os.path.basename(run_dir),
-        save_code=True,
-        reinit="create_new",  # one for each lane
-        settings=wandb.Settings(x_disable_meta=True),  # it holds Slurm's variables, a token among them
-    )
-    try:
-        return init()
-    except Exception as error:  # no login, no network: neither may cost a run
-        reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Consider increasing")[0]
-        print(f"tracking offline (`wandb sync` uploads it later): {reason}", file=sys.stderr)
-        return init(mode="offline")
-
-
-def make_evaluator(args: Args, stop_signals_received: list):
-    from cleanrl_utils.evals.ppo_envpool_jax_eval import Evaluator
-
-    return Evaluator(sys.modules[__name__], args, is_stopped=lambda: bool(stop_signals_received))
-
-
-class Run:
-    """What a lane leaves: its folder with curves, checkpoints, model and evaluations, and its page at the tracker."""
-
-    def __init__(self, args: Args, label: str, stop_signals_received: list, checkpoint: dict | None):
-        from cleanrl_utils import checkpoints
-        from cleanrl_utils.events import EventWriter, trim
-
-        self.args, self.label, self.stop_signals_received = replace(args, resume=None), label, stop_signals_received
-        self.folder = args.resume or make_run_dir(args)
-        self.model_path = f"{self.folder}/{args.exp_name}.cleanrl_model"
-        self.evaluator = None  # one for all evaluations, made when the first is due
-        self.diverged = self.model_lost = False
-        self.skipped_updates = 0
-        try:
-            self.lock = checkpoints.lock(self.folder)
-            if checkpoint:  # the evaluation at its step will be repeated if it was the last one
-                step = checkpoint["global_step"]
-                trim(self.folder, step, evaluated=step < args.num_iterations * args.batch_size)
-            write_file(f"{self.folder}/args.json", json.dumps(asdict(self.args), indent=2).encode())
-        except BlockingIOError:
-            usage_error(f"{self.folder} is being trained by another process")
-        except OSError as error:
-            usage_error(f"can't write to {os.path.abspath(self.folder)}: {error.strerror}")
-        tracker_id = checkpoint["tracker_id"] if checkpoint else None
-        self.tracker = start_tracking(self.args, self.folder, tracker_id) if args.track else None
-        self.tracker_id = self.tracker.id if self.tracker else tracker_id
-        self.curves = EventWriter(self.folder)
-        rows = "".join(f"|{name}|{value}|\n" for name, value in asdict(self.args).items())
-        self.curves.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-
-    def log(self, metrics: dict[str, Any], global_step: int) -> None:
-        # Where there was nothing to average over a metric is not finite. (A loss that is not ends the training.)
-        metrics = {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
-        for name, value in metrics.items():
-            self.curves.add_scalar(name, value, global_step)
-        self.track({**metrics, "global_step": global_step})
-
-    def track(self, data: dict[str, Any]) -> None:
-        try:
-            if self.tracker:
-                self.tracker.log(data)
-        except Exception as error:  # whatever happens to it may not cost a run
-            print(
-                f"tracking ends ({type(error).__name__}: {error}); the curves go on in {self.folder}", file=sys.stderr
-            )
-            self.tracker = None
-
-    def check_finite(self, finite: dict[str, bool], global_step: int) -> None:
-        causes = ("observation", "reward", "loss", "gradient")  # one leads to the next
-        broken = [name for name in causes if not finite[f"finite/{name}"]]
-        if not broken or self.diverged:
-            return
-        of_env = broken[0] in ("observation", "reward")
-        advice = "--skip-nonfinite-updates leaves such updates out" if of_env else "lower --learning-rate"
-        what = f"{self.label}the {broken[0]} is not finite at step {global_step:,}"
-        if not self.args.skip_nonfinite_updates:
-            self.diverged = True
-            print(f"diverged: {what}; {advice}", file=sys.stderr)
-            return
-        self.skipped_updates += 1
-        if self.skipped_updates == 1:
-            print(f"{what}: such updates are left out", file=sys.stderr)
-
-    def save_model(self, state: RunnerState, is_last: bool) -> None:
-        """The last one is saved elsewhere if the folder can't be written to."""
-        try:
-            save_model(self.model_path, self.args, state)
-            self.model_lost = False
-        except OSError as error:
-            print(f"the model can't be saved to {self.folder}: {error.strerror}", file=sys.stderr)
-            self.model_lost = True
-            with suppress(OSError):
-                if is_last:
-                    elsewhere = f"{tempfile.mkdtemp(prefix='cleanrl-')}/{self.args.exp_name}.cleanrl_model"
-                    save_model(elsewhere, self.args, state)
-                    self.model_path, self.model_lost = elsewhere, False
-
-    def evaluate(self, global_step: int, video_path: str | None = None) -> None:
-        self.evaluator = self.evaluator or make_evaluator(self.args, self.stop_signals_received)
-        try:
-            returns, lengths = self.evaluator(self.model_path, video_path)
-        except KeyboardInterrupt:  # a signal to stop came; the model is saved
-            return
-        if video_path and os.path.exists(video_path):
-            tqdm.write(f"  video       {video_path}")
-            if self.tracker:
-                import wandb
-
-                self.track({"video": wandb.Video(video_path, format="mp4"), "global_step": global_step})
-        tqdm.write(
-            f"  evaluation  {self.label}return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f} "
-            f"at step {global_step:,} ({self.args.eval_episodes} episodes, deterministic actions)"
-        )
-        episodes = {"episodic_return": returns.tolist(), "episodic_length": lengths.tolist()}
-        evaluation = json.dumps({"global_step": global_step, **episodes}, indent=2)
-        self.log({"eval/episodic_return": returns.mean(), "eval/episodic_length": lengths.mean()}, global_step)
-        self.curves.flush()
-        try:
-            write_file(evaluation_path(self.model_path), evaluation.encode())
-        except OSError as error:
-            print(f"the evaluation can't be saved beside the model: {error.strerror}", file=sys.stderr)
-
-    def checkpoint(self, state: dict, global_step: int, seconds: float) -> dict:
-        return {
-            "script": script_name(),
-            "args": asdict(self.args),
-            "versions": {"python": sys.version.split()[0], **versions()},
-            "global_step": global_step,
-            "seconds": seconds,
-            "tracker_id": self.tracker_id,
-            "state": state,
-        }
-
-    def close(self) -> None:
-        self.evaluator = None  # and with it its environments
-        self.curves.close()
-        try:
-            if self.tracker:
-                self.tracker.finish()
-        except Exception as error:
-            print(f"the tracker did not end orderly ({type(error).__name__}: {error})", file=sys.stderr)
-        os.close(self.lock)
-
-
-def agree(*conditions: bool) -> list[bool]:
-    """Which are true in one of the processes that train together, so that all of them go the same way."""
-    if jax.process_count() == 1:
-        return list(conditions)
-    from jax.experimental import multihost_utils
-
-    return multihost_utils.process_allgather(np.array(conditions)).reshape(-1, len(conditions)).any(0).tolist()
-
-
-def make_runs(lanes: list[Args], stop_signals_received: list, checkpoints: list[dict]) -> list[Run]:
-    """One for each lane; none in a process that only computes."""
-    if jax.process_index() > 0:
-        return []
-    differing = [name for name in MAY_DIFFER if len({getattr(lane, name) for lane in lanes}) > 1]
-    labels = ["".join(f"{name} {getattr(lane, name)}, " for name in differing) for lane in lanes]
-    of_lanes = zip(lanes, labels, checkpoints or [None] * len(lanes), strict=True)
-    return [Run(lane, label, stop_signals_received, checkpoint) for lane, label, checkpoint in of_lanes]
-
-
-def save_models(runs: list[Run], state: RunnerState, is_last: bool = False) -> None:
-    states = fetch(state)
-    for i, run in enumerate(runs):
-        if not run.diverged:
-            run.save_model(jax.tree.map(lambda x, i=i: np.asarray(x[i]), states), is_last)
-
-
-def evaluate_models(runs: list[Run], global_step: int, video_suffix: str | None) -> None:
-    for run in runs:
-        if not (run.diverged or run.model_lost or run.stop_signals_received):
-            video_name = None if video_suffix is None else f"{run.args.exp_name}{video_suffix}.mp4"
-            run.evaluate(global_step, video_name and f"{run.folder}/videos/{video_name}")
-
-
-def save_checkpoints(runs: list[Run], writer, state: RunnerState, global_step: int, seconds: float) -> None:
-    """Each run's own, if the curves up to here are on disk: a run that goes on has no gap in them."""
-    states = fetch_all(checkpointed(state))
-    writer.save(
-        {
-            run.folder: run.checkpoint(jax.tree.map(lambda x, i=i: x[:, i], states), global_step, seconds)
-            for i, run in enumerate(runs)
-            if not run.diverged and run.curves.flush()
-        }
-    )
-
-
-def train(lanes: list[Args]) -> list[Run]:
-    """Trains the lanes side by side, see `MAY_DIFFER`; each leaves what it would have left alone."""
-    from cleanrl_utils import checkpoints
+def train(lanes: list[Args]) -> list:
+    """Trains the lanes side by side, see `MAY_DIFFER`; each leaves what it would have left alone: a `running.Run`."""
+    from cleanrl_utils import checkpoints, running
 
     args = replace(lanes[0], num_seeds=len(lanes))
     for name in asdict(args).keys() - {*MAY_DIFFER, "exp_name", "num_seeds", "resume"}:
@@ -1411,19 +1104,19 @@ def train(lanes: list[Args]) -> list[Run]:
             raise ValueError(f"{name} can't differ between lanes: train those with another {name} apart")
     loaded, restore, done, seconds = [], None, 0, 0.0  # done: the iterations that a run that goes on has behind it
     if args.resume:
-        loaded = checkpoints.load(lanes, script_name(), MAY_CHANGE)
+        loaded = checkpoints.load(lanes, script_name())
         restore = partial(checkpoints.restore_states, checkpoints=loaded, folders=[lane.resume for lane in lanes])
         done, seconds = loaded[0]["global_step"] // args.batch_size, loaded[0]["seconds"]
 
-    with stop_signals() as stop_signals_received, ExitStack() as at_exit:
+    with running.stop_signals() as stop_signals_received, ExitStack() as at_exit:
         at_exit.callback(jax.clear_caches)  # the compiled functions hold the environments
         at_exit.callback(compiled.cache_clear)
         state = init_lanes(lanes, make_env(*lanes, iteration=done), restore)
-        runs = make_runs(lanes, stop_signals_received, loaded)
+        runs = running.make_runs(sys.modules[__name__], lanes, stop_signals_received, loaded)
         for run in runs:
             at_exit.callback(run.close)
         checkpoint_writer = at_exit.enter_context(closing(checkpoints.CheckpointWriter()))
-        progress = Progress(args, len(lanes), args.progress and bool(runs), done)
+        progress = running.Progress(args, len(lanes), args.progress and bool(runs), done)
         start_time = time.monotonic() - seconds
         checkpoint_time = time.monotonic()
         global_step, stopped = done * args.batch_size, False
@@ -1444,41 +1137,31 @@ def train(lanes: list[Args]) -> list[Run]:
                 run.check_finite({name: values[i] for name, values in finite.items()}, global_step)
             if not args.skip_nonfinite_updates and not np.all(list(finite.values()), axis=0).any():
                 sys.exit(1)  # all lanes have diverged
+
             is_last = iteration == args.num_iterations
-            is_due = (
-                time.monotonic() - checkpoint_time > 60 * args.checkpoint_interval and not checkpoint_writer.is_busy
-            )
-            stopped, checkpoint_due = agree(bool(stop_signals_received), is_due)
+            minutes = (time.monotonic() - checkpoint_time) / 60
+            is_due = minutes > args.checkpoint_interval and not checkpoint_writer.is_busy
+            stopped, checkpoint_due = running.agree(bool(stop_signals_received), is_due)
             evaluation_due = args.eval_interval and iteration % args.eval_interval == 0
             if evaluation_due and not stopped and not is_last:
                 evaluation_start_time = time.monotonic()
                 recorded = args.video_interval and iteration // args.eval_interval % args.video_interval == 0
-                save_models(runs, state)
-                evaluate_models(runs, global_step, f"-step{global_step}" if recorded else None)
+                running.save_models(runs, fetch(state))
+                running.evaluate_models(runs, global_step, f"-step{global_step}" if recorded else None)
                 start_time += time.monotonic() - evaluation_start_time  # so that SPS is the training's
-                (stopped,) = agree(bool(stop_signals_received))
+                (stopped,) = running.agree(bool(stop_signals_received))
             if args.checkpoint_interval and (checkpoint_due or stopped or is_last):
-                save_checkpoints(runs, checkpoint_writer, state, global_step, seconds)
+                running.save_checkpoints(runs, checkpoint_writer, fetch_all(checkpointed(state)), global_step, seconds)
                 checkpoint_time = time.monotonic()
             if stopped:
                 break
         progress.close()
-
-        if runs:
-            together = f" of each of {len(lanes)} trainings" if len(lanes) > 1 else ""
-            sps = len(lanes) * global_step / max(seconds, 1e-9)
-            print(f"\n{args.env_id}: {global_step:,} steps{together}, {sps:,.0f} per second")
         if args.save_model:
-            save_models(runs, state, is_last=True)
-        for run in runs:
-            print(f"  curves      {run.folder}")
-            if args.save_model and not run.diverged and not run.model_lost:
-                print(f"  model       {run.model_path}")
-            if run.skipped_updates:
-                print(f"  left out    {run.label}{run.skipped_updates} updates with values that are not finite")
+            running.save_models(runs, fetch(state), is_last=True)
+        running.print_summary(runs, global_step, seconds)
         if args.save_model and not stopped:
-            evaluate_models(runs, global_step, "" if args.capture_video else None)
-            agree(False)  # no process leaves while the first one evaluates
+            running.evaluate_models(runs, global_step, "" if args.capture_video else None)
+            running.agree(False)  # no process leaves while the first one evaluates
     if stopped or stop_signals_received:
         sys.exit(128 + (stop_signals_received[0][0] if stop_signals_received else signal.SIGTERM))
     if any(run.diverged or run.model_lost for run in runs):
@@ -1486,55 +1169,22 @@ def train(lanes: list[Args]) -> list[Run]:
     return runs
 
 
-def of_first_process(texts: list[str]) -> list[str]:
-    """Process 0's texts, of up to 1000 bytes, in all processes that train together."""
-    if jax.process_count() == 1:
-        return texts
-    from jax.experimental import multihost_utils
-
-    padded = np.array([list(text.encode().ljust(1000)) for text in texts], np.uint8)
-    return [bytes(row).decode().rstrip() for row in multihost_utils.broadcast_one_to_all(padded)]
-
-
-def lanes_of(args: Args) -> list[Args]:
-    """The seeds' trainings, each with the folder of the run that it goes on with, if it does."""
-    lanes = [replace(args, seed=args.seed + i, num_seeds=1) for i in range(args.num_seeds)]
-    if args.resume is None:
-        return lanes
-    if args.resume != "auto":
-        if args.num_seeds > 1:
-            usage_error(f"--resume {args.resume} is one run: with --num-seeds {args.num_seeds} give --resume auto")
-        return lanes
-    from cleanrl_utils.checkpoints import find_unfinished
-
-    folders = of_first_process([(jax.process_index() == 0 and find_unfinished(lane)) or "" for lane in lanes])
-    lanes = [replace(lane, resume=folder or None) for lane, folder in zip(lanes, folders, strict=True)]
-    missing = [lane.seed for lane in lanes if lane.resume is None]
-    if len(missing) == len(lanes):
-        print("no unfinished run to go on with: starting anew", file=sys.stderr)
-    elif missing:
-        usage_error(f"--resume auto: seed {missing[0]} has no unfinished run, others have: resume those apart")
-    return lanes
-
-
 def parse_args(argv: list[str] | None = None) -> Args:
     """From the command line; what it leaves out is, of a run that goes on, as it was."""
     args = tyro.cli(Args, args=argv)
     if args.resume is None:
         return args
-    from cleanrl_utils.checkpoints import find_unfinished, read_newest, saved_args
+    from cleanrl_utils.checkpoints import args_to_go_on_with
 
-    folder = find_unfinished(args) if args.resume == "auto" else args.resume
-    if folder is None:
-        return args
-    (checkpoint,) = read_newest([folder])
-    return tyro.cli(Args, args=argv, default=saved_args(Args, checkpoint, folder))
+    return tyro.cli(Args, args=argv, default=args_to_go_on_with(args))
 
 
 def main(args: Args) -> None:
     check_args(args)
     args = start_jax(args)
     check_env_id(args.env_id)
+    from cleanrl_utils.running import lanes_of, say
+
     try:
         runs = train(lanes_of(args))
     except jax.errors.JaxRuntimeError as error:
@@ -1552,11 +1202,11 @@ def main(args: Args) -> None:
             push_to_hub(run.folder, args.hf_entity)
     if runs:
         uv_run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
-        print("next:")
-        print(f"  {uv_run}tensorboard --logdir runs")
+        say("next:")
+        say(f"  {uv_run}tensorboard --logdir runs")
         if args.save_model:
             exp_name = shlex.quote(args.exp_name)
-            print(f"  {uv_run}python -m cleanrl_utils.enjoy --exp-name {exp_name} --env-id {args.env_id}")
+            say(f"  {uv_run}python -m cleanrl_utils.enjoy --exp-name {exp_name} --env-id {args.env_id}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,11 @@ FOLDER = "checkpoint"
 KEPT = 2
 MAX_FILE_SIZE = 2**30  # bytes
 PARTS = {"script": str, "args": dict, "versions": dict, "global_step": int, "seconds": float, "state": dict}
+# What may be given otherwise when a run goes on: it changes nothing of what is learned from the same steps.
+MAY_CHANGE = ("total_timesteps", "track", "wandb_project_name", "wandb_entity", "capture_video", "video_interval")
+MAY_CHANGE += ("save_model", "upload_model", "hf_entity", "progress", "compilation_cache", "num_seeds", "num_processes")
+MAY_CHANGE += ("process_id", "coordinator_address", "checkpoint_interval", "resume", "skip_nonfinite_updates")
+MAY_CHANGE += ("eval_episodes", "eval_interval")
 
 
 # ---------------------------------------------------------------- writing
@@ -105,7 +110,16 @@ def saved_args(args_class: type, checkpoint: dict, folder: str):
     return restore_args(args_class, checkpoint["args"], path_of(folder, checkpoint["global_step"]))
 
 
-def load(lanes: list, script_name: str, may_change: tuple[str, ...]) -> list[dict]:
+def args_to_go_on_with(args):
+    """Those of the run that `args.resume` names, or finds; the defaults if it finds none."""
+    folder = find_unfinished(args) if args.resume == "auto" else args.resume
+    if folder is None:
+        return type(args)()
+    (checkpoint,) = read_newest([folder])
+    return saved_args(type(args), checkpoint, folder)
+
+
+def load(lanes: list, script_name: str) -> list[dict]:
     """The checkpoints that the lanes go on from, each of its own `resume`; ends the program if they don't fit."""
     folders = [lane.resume for lane in lanes]
     checkpoints = read_newest(folders)
@@ -115,7 +129,7 @@ def load(lanes: list, script_name: str, may_change: tuple[str, ...]) -> list[dic
         saved = saved_args(type(lane), checkpoint, folder)
         for name, value in asdict(lane).items():
             before = getattr(saved, name)
-            if name not in may_change and value != before:
+            if name not in MAY_CHANGE and value != before:
                 flag = f"--{name.replace('_', '-')}"
                 usage_error(f"{flag} {value}: the run {folder} was trained with {before} and goes on with that alone")
         done = checkpoint["global_step"]

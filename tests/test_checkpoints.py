@@ -21,7 +21,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
-from cleanrl_utils import checkpoints
+from cleanrl_utils import checkpoints, running
 from cleanrl_utils.models import read_model
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
@@ -116,14 +116,14 @@ def test_a_run_goes_on_as_one(signum):
 def test_what_goes_on_is_what_was_saved(monkeypatch):
     saved = {}
 
-    def keep(runs, writer, state, global_step, seconds):
-        saved[global_step] = jax.device_get(ppo.checkpointed(state))
-        return save_checkpoints(runs, writer, state, global_step, seconds)
+    def keep(runs, writer, states, global_step, seconds):
+        saved[global_step] = states
+        return save_checkpoints(runs, writer, states, global_step, seconds)
 
-    save_checkpoints = ppo.save_checkpoints
-    monkeypatch.setattr(ppo, "save_checkpoints", keep)
+    save_checkpoints = running.save_checkpoints
+    monkeypatch.setattr(running, "save_checkpoints", keep)
     ppo.main(replace(ARGS, total_timesteps=3 * ITERATION))
-    loaded = checkpoints.load([replace(ARGS, resume=str(run_dir()))], ppo.script_name(), ppo.MAY_CHANGE)
+    loaded = checkpoints.load([replace(ARGS, resume=str(run_dir()))], ppo.script_name())
     before = saved[3 * ITERATION]
     template = flax.serialization.to_state_dict(before)
     restored = checkpoints.restore_states(template, loaded, [str(run_dir())])
@@ -162,7 +162,7 @@ def test_a_finished_run_can_be_made_longer():
 
 def test_a_run_that_ended_before_its_evaluation_makes_up_for_it():
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(ppo.Run, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
+        patch.setattr(running.Run, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
         ppo.main(ARGS)
     assert checkpoints.find_unfinished(ARGS) == str(run_dir())
     ppo.main(replace(ARGS, resume="auto"))
@@ -315,7 +315,7 @@ def test_mutated_checkpoints(finished, capsys):
         path.write_bytes(mutated.tobytes())
         try:
             lanes = [replace(ARGS, resume="run")]
-            loaded = checkpoints.load(lanes, ppo.script_name(), ppo.MAY_CHANGE)
+            loaded = checkpoints.load(lanes, ppo.script_name())
             checkpoints.restore_states(template, loaded, ["run"])
             capsys.readouterr()
         except SystemExit as ended:
@@ -429,7 +429,7 @@ def test_a_tracker_that_dies_costs_a_line(monkeypatch, capsys):
             raise ConnectionError("gone")
 
     tracker = SimpleNamespace(id="abc", log=log, finish=lambda: None)
-    monkeypatch.setattr(ppo, "start_tracking", lambda *_: tracker)
+    monkeypatch.setattr(running, "start_tracking", lambda *_: tracker)
     ppo.main(replace(ARGS, track=True))
     assert capsys.readouterr().err.count("tracking ends (ConnectionError: gone)") == 1
     assert curve(run_dir()) == [ITERATION * (i + 1) for i in range(6)]
@@ -442,7 +442,7 @@ def test_the_tracker_goes_on_with_the_same_page(monkeypatch, tmp_path):
         ids.append(tracker_id)
         return SimpleNamespace(id="abc", log=lambda data: None, finish=lambda: None)
 
-    monkeypatch.setattr(ppo, "start_tracking", start_tracking)
+    monkeypatch.setattr(running, "start_tracking", start_tracking)
     ppo.main(replace(ARGS, track=True, total_timesteps=2 * ITERATION))
     ppo.main(replace(ARGS, track=True, resume=str(run_dir())))
     ppo.main(replace(ARGS, track=False, resume=str(run_dir()), total_timesteps=7 * ITERATION))
@@ -466,7 +466,7 @@ def test_a_clock_that_goes_backwards_does_no_harm():
 
 def test_twenty_runs_that_start_together_have_folders_of_their_own():
     with ThreadPoolExecutor(20) as threads:
-        folders = list(threads.map(lambda _: ppo.make_run_dir(ARGS), range(20)))
+        folders = list(threads.map(lambda _: running.make_run_dir(ARGS), range(20)))
     assert len(set(folders)) == 20
 
 
@@ -540,7 +540,7 @@ import numpy as np
 from cleanrl_utils.checkpoints import CheckpointWriter
 from cleanrl_utils.events import EventWriter, trim
 from cleanrl_utils import checkpoints
-import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils.files import write_file
 
 folder, kills = "runs/run", int(sys.argv[1])
 import os, random, signal, time
@@ -557,7 +557,7 @@ def work():
             state = {"weights": np.full(20000, step, np.float32)}
             writer.save({folder: {"script": "s", "args": {}, "versions": {}, "global_step": step, "seconds": 1.0,
                                   "tracker_id": None, "state": state}})
-        ppo.write_file("runs/run/x.cleanrl_model", str(step).encode() * 1000)
+        write_file("runs/run/x.cleanrl_model", str(step).encode() * 1000)
 
 os.makedirs(folder)
 for kill in range(kills):

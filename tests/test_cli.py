@@ -25,6 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from video_frames import frames_of
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils import running
 from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 from cleanrl_utils.models import read_model
 
@@ -130,6 +131,17 @@ def terminate_on_terminal(cwd):
     return finish(cwd, process, screen=screen.decode())
 
 
+def train_unread(cwd):
+    """Whoever read its output is gone, as after `| head`, from the start."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    process = start(
+        cwd, *flags_of(env_id="Pendulum-v1", total_timesteps=512, **SIZES), stdout=write_end, stderr=write_end
+    )
+    os.close(write_end)
+    return finish(cwd, process)
+
+
 @pytest.fixture(scope="module")
 def hub():
     server = HubStub()
@@ -164,6 +176,7 @@ def runs(tmp_path_factory, hub):
         "diverging": pool.submit(train, root / "diverging", env_id="Pendulum-v1", learning_rate=1e30),
         "two seeds": pool.submit(train, root / "seeds", env_id="Hopper-v4", num_seeds=2, seed=5),
         "two devices": pool.submit(train, root / "devices", env_id="Hopper-v4", num_devices=2, environ=two_devices),
+        "unread": pool.submit(train_unread, root / "unread"),
         "unknown flag": pool.submit(run, root / "flag", "--learning-rat", "1"),
         "unknown env": pool.submit(run, root / "env", "--env-id", "Hoper-v4"),
     }
@@ -291,6 +304,14 @@ def test_a_signal_ends_the_run_and_keeps_the_model(runs, name, exit_code):
     assert observed == pytest.approx(last_step + 4, abs=1)
 
 
+def test_a_run_goes_on_when_nobody_reads_its_output(runs):
+    result = runs["unread"].result()
+    assert result.returncode == 0
+    (path,) = result.cwd.rglob("*.cleanrl_model")
+    assert (path.parent / "evaluation.json").exists()
+    assert scalars(path.parent)["losses/loss"][-1][0] == 512
+
+
 def load(path):
     from cleanrl_utils.evals.ppo_envpool_jax_eval import load_agent
 
@@ -322,7 +343,7 @@ def in_process(tmp_path, monkeypatch):
 
 def test_ctrl_c_during_the_evaluation_ends_the_run_too(in_process, monkeypatch, capsys):
     handlers = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(ppo.Run, "evaluate", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(running.Run, "evaluate", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
         ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=128, **SIZES))
     assert getattr(stopped.value, "code", "a traceback") == 130
@@ -359,7 +380,7 @@ def test_a_signal_twice_still_saves_the_model(in_process, monkeypatch, signum):
 
 
 def test_values_that_are_not_finite_are_left_out_without_a_word(in_process, caplog):
-    run = ppo.Run(ppo.Args(), label="", stop_signals_received=[], checkpoint=None)
+    run = running.Run(ppo, ppo.Args(), label="", stop_signals_received=[], checkpoint=None)
     run.log({"losses/explained_variance": np.float32("nan"), "charts/a": np.nan, "charts/b": 1.0}, 1)
     run.close()
     assert caplog.text == ""
@@ -376,8 +397,8 @@ def test_no_save_model_leaves_the_curves_only(in_process, capsys):
 
 
 def test_runs_of_one_second_have_folders_of_their_own(in_process, monkeypatch):
-    monkeypatch.setattr(ppo.time, "time", lambda: 1700000000.5)
-    folders = [ppo.make_run_dir(ppo.Args(env_id="phys2d/Pendulum-v0", exp_name="a")) for _ in range(3)]
+    monkeypatch.setattr(running.time, "time", lambda: 1700000000.5)
+    folders = [running.make_run_dir(ppo.Args(env_id="phys2d/Pendulum-v0", exp_name="a")) for _ in range(3)]
     assert folders == [f"runs/phys2d-Pendulum-v0__a__1__{second}" for second in (1700000000, 1700000001, 1700000002)]
 
 
@@ -646,7 +667,7 @@ def test_ctrl_c_while_an_evaluation_is_recorded(runs):
 
 def test_when_evaluations_are_due_and_recorded(in_process, monkeypatch):
     due = []
-    monkeypatch.setattr(ppo.Run, "evaluate", lambda _, step, path: due.append((step, path)))
+    monkeypatch.setattr(running.Run, "evaluate", lambda _, step, path: due.append((step, path)))
     intervals = {"capture_video": True, "eval_interval": 2, "video_interval": 2}
     ppo.main(ppo.Args(env_id="Pendulum-v1", exp_name="x", total_timesteps=8 * 128, **intervals, **SIZES))
     (run_dir,) = in_process.glob("runs/*")

@@ -57,7 +57,8 @@ def test_a_script_has_its_section_under_the_usual_headings(script):
 def test_the_tags_that_a_script_logs_are_explained(script):
     page, section = script_docs(script)
     tag = r"(?:charts|losses|eval)/\w+"
-    logged = set(re.findall(rf'"({tag})"', (ROOT / f"cleanrl/{script}.py").read_text()))
+    sources = (ROOT / f"cleanrl/{script}.py", ROOT / "cleanrl_utils/running.py")
+    logged = {name for source in sources for name in re.findall(rf'"({tag})"', source.read_text())}
     explained = re.compile(rf"^\| `({tag})` \|", re.MULTILINE)
     assert logged and logged <= set(explained.findall(page))
     assert set(explained.findall(section["Explanation of the logged metrics"])) <= logged
