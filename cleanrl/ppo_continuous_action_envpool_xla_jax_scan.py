@@ -238,6 +238,10 @@ class VectorEnvWrapper:
             wrappers[i], timestep = wrappers[i].recv(timestep)
         return self.replace(handle=handle, wrappers=tuple(wrappers)), timestep
 
+    def render(self) -> np.ndarray:
+        """A picture of the first environment, uint8 [height, width, 3]."""
+        return self.envs.render(env_ids=[0])[0]
+
 
 def masked_mean(x: jax.Array, mask: jax.Array, axis_name=()) -> jax.Array:
     """Mean over the leading axis of the entries of x, [n, ...], whose mask, [n], is 1; 0 if there are none.

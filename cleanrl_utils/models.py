@@ -57,8 +57,9 @@ def restore_args(args_class: type, saved: dict, path: str, **overrides):
     for name, value in saved.items():
         if name not in fields:
             usage_error(f"{path}: the script has no argument {reprlib.repr(name)}; another version saved it")
-        allowed = typing.get_args(hints[name]) or (hints[name],)  # `float | None` is two types
-        if type(value) not in allowed and not (float in allowed and type(value) is int):
+        allowed = typing.get_args(hints[name]) or (hints[name],)  # `float | None` is two types, a Literal its values
+        is_allowed = type(value) in allowed or (float in allowed and type(value) is int)
+        if not is_allowed and not (isinstance(value, str) and value in allowed):
             usage_error(f"{path}: the argument {name} is {reprlib.repr(value)}, not of type {hints[name]}")
         if isinstance(value, str) and (len(value) > MAX_TEXT or not value.isprintable()):  # it may be printed
             usage_error(f"{path}: the argument {name} is {reprlib.repr(value)}: too long or not printable")

@@ -15,10 +15,13 @@ FRAMES_PER_SECOND = 30
 
 
 def why_no_video(envs) -> str | None:
-    """What this machine lacks to record a video of EnvPool's envs, and how to get it; None if it lacks nothing."""
+    """What this machine lacks to record a video of envs, EnvPool's or Gymnasium's, and how to get it; else None."""
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         return "imageio-ffmpeg is not installed (pip install 'cleanrl[video]')"
-    uses_mujoco = gym.spaces.flatten_space(envs.observation_space).dtype == np.float64  # EnvPool's others have 32 bits
+    if isinstance(envs, gym.vector.SyncVectorEnv):
+        uses_mujoco = hasattr(envs.envs[0].unwrapped, "mujoco_renderer")
+    else:
+        uses_mujoco = gym.spaces.flatten_space(envs.observation_space).dtype == np.float64  # the others have 32 bits
     try:
         ctypes.CDLL("libEGL.so.1")
     except OSError:

@@ -22,7 +22,7 @@ FLAGS_OF_OTHERS |= {
     "rliable",
     "scan-history",
 }  # of openrlbenchmark's rlops
-FLAGS_OF_OTHERS |= {"cpu", "gpus-per-task", "ntasks"}  # of gpu_check.sh and srun
+FLAGS_OF_OTHERS |= {"extra", "cpu", "gpus-per-task", "ntasks"}  # of uv, gpu_check.sh and srun
 
 
 def split_by_heading(markdown, level):
