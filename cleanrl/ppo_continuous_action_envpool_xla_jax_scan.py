@@ -295,7 +295,7 @@ class VectorEnvEpisodeStats(EnvWrapper):
     lengths: jax.Array
     episodic_return: jax.Array
     episodic_length: jax.Array
-    done: jax.Array  # True where the next step is EnvPool's reset step, which is not part of an episode
+    done: jax.Array  # True where the next step is a reset, which is not part of an episode
 
     @classmethod
     def create(cls, num_envs: int):
@@ -555,7 +555,7 @@ class Transition:
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    valid: jax.Array  # 0 on EnvPool's reset step, where the action was ignored, else 1
+    valid: jax.Array  # 0 on the step of a reset, where the action was ignored, else 1
     info: dict[str, jax.Array]
 
 

@@ -287,6 +287,7 @@ class RunningMeanStd:
         return jnp.sqrt(self.var + 1e-8)
 
 
+# copied from ppo_continuous_action_envpool_xla_jax_scan.py
 @flax.struct.dataclass
 class VectorEnvEpisodeStats(EnvWrapper):
     """Raw return and length of the last finished episode, [num_envs], in `info`; nan before the first."""
@@ -536,6 +537,7 @@ def get_value(agent: TrainState, obs: jax.Array) -> jax.Array:
 
 
 # ---------------------------------------------------------------- training state
+# copied from ppo_continuous_action_envpool_xla_jax_scan.py
 @flax.struct.dataclass
 class Transition:
     """One step of every environment; a rollout stacks them to [num_steps, num_envs, ...]."""

@@ -15,11 +15,13 @@ FRAMES_PER_SECOND = 30
 
 
 def why_no_video(envs) -> str | None:
-    """What this machine lacks to record a video of envs, EnvPool's or Gymnasium's, and how to get it; else None."""
+    """What this machine lacks to record a video of EnvPool's, Gymnasium's or Brax's envs, how to get it, or None."""
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         return "imageio-ffmpeg is not installed (pip install 'cleanrl[video]')"
     if isinstance(envs, gym.vector.SyncVectorEnv):
         uses_mujoco = hasattr(envs.envs[0].unwrapped, "mujoco_renderer")
+    elif not hasattr(envs, "observation_space"):  # Brax's, drawn by MuJoCo
+        uses_mujoco = True
     else:
         uses_mujoco = gym.spaces.flatten_space(envs.observation_space).dtype == np.float64  # the others have 32 bits
     try:

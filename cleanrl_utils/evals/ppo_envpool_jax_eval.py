@@ -69,7 +69,7 @@ class Evaluator:
                 if self.is_stopped():
                     raise KeyboardInterrupt
                 if running[0]:
-                    video.write(self.env.render)
+                    video.write(env.render)
                 action = self.act(agent, timestep.obs)
                 if not np.isfinite(action).all():  # Box2D would take minutes for a step with one
                     usage_error(
