@@ -44,6 +44,8 @@ ARGS = ppo.Args(
     compilation_cache=False,
     checkpoint_interval=1e-9,  # at each iteration, if the one before is written
 )
+SMALL = "--env-id Pendulum-v1 --num-envs 4 --num-steps 16 --num-minibatches 2 --update-epochs 1 --hidden-size 8".split()
+SMALL += ["--checkpoint-interval", "1e-9", "--no-progress"]
 
 
 @pytest.fixture(autouse=True)
@@ -590,43 +592,40 @@ def test_twenty_runs_that_start_together_have_folders_of_their_own():
     assert len(set(folders)) == 20
 
 
-TRAINED_FIVE_TIMES = """
+FIVE_TRAININGS = """
 import os, sys, time
-from dataclasses import replace
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 
 time.time = lambda: 1764500000.5
 open(f"ready{sys.argv[1]}", "w").close()
 while not os.path.exists("start"):
     time.sleep(0.01)
-args = ppo.Args(env_id="Pendulum-v1", num_envs=4, num_steps=16, num_minibatches=2, update_epochs=1, hidden_size=8)
-args = replace(args, total_timesteps=128, checkpoint_interval=1e-9, progress=False)
-ppo.evaluate_models = lambda *_: None  # it takes longer than the rest
-for _ in range(5):
-    ppo.main(args)
+ppo.evaluate_models = lambda *_: None  # it would take longer than the rest
+ppo.main(ppo.parse_args(sys.argv[2:]))
 """
 
 
-def test_twenty_runs_of_the_same_name_and_second_in_one_folder(tmp_path):
-    """Four processes train five times each, with a clock that stands still."""
+def test_twenty_runs_side_by_side_in_one_folder(tmp_path):
+    """Four processes train five seeds each, the same ones, by clocks that stand still at the same second."""
     environ = {**os.environ, "PYTHONPATH": str(Path(ppo.__file__).parents[1]), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     output = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    command = [sys.executable, "-c", TRAINED_FIVE_TIMES]
-    processes = [subprocess.Popen([*command, str(i)], env=environ, **output) for i in range(4)]
+    flags = [*SMALL, "--num-seeds", "5", "--total-timesteps", "128"]
+    command = [sys.executable, "-c", FIVE_TRAININGS]
+    processes = [subprocess.Popen([*command, str(i), *flags], env=environ, **output) for i in range(4)]
     try:
         end = time.time() + 100
         while len(list(tmp_path.glob("ready*"))) < 4:
             assert time.time() < end and not any(process.poll() for process in processes)
             time.sleep(0.01)
         Path("start").touch()
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=200)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * 4 and "Traceback" not in "".join(outputs), outputs
     folders = sorted(Path("runs").iterdir())
-    assert [folder.name.rpartition("__")[2] for folder in folders] == [str(1764500000 + i) for i in range(20)]
+    endings = [f"{seed}__{1764500000 + i}" for seed in range(1, 6) for i in range(4)]
+    assert [folder.name.partition("_scan__")[2] for folder in folders] == endings
     for folder in folders:
         assert "".join(outputs).count(f"curves      {folder}\n") == 1
         assert curve(folder) == [64, 128]
@@ -656,11 +655,9 @@ ppo.main(ppo.parse_args())
 
 
 def test_a_second_signal_ends_a_run_at_once_and_its_last_checkpoint_is_whole():
-    flags = ["--env-id", "Pendulum-v1", "--num-envs", "4", "--num-steps", "16", "--num-minibatches", "2"]
-    flags += ["--hidden-size", "8", "--update-epochs", "1", "--no-progress", "--checkpoint-interval", "1e-9"]
     environ = {**os.environ, "PYTHONPATH": str(Path(ppo.__file__).parents[1]), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", HANGING, *flags], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HANGING, *SMALL], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert "hangs\n" in iter(process.stdout.readline, "")
@@ -797,9 +794,7 @@ def test_kills_at_any_moment_leave_whole_files_and_whole_curves(tmp_path):
 
 def test_a_real_run_that_is_killed_goes_on(tmp_path):
     """At random moments after a new checkpoint, three times, or as often as CLEANRL_KILLS says."""
-    flags = ["--env-id", "Pendulum-v1", "--num-envs", "4", "--num-steps", "16", "--num-minibatches", "2"]
-    flags += ["--hidden-size", "8", "--update-epochs", "1", "--eval-episodes", "2", "--no-progress"]
-    flags += ["--checkpoint-interval", "1e-9", "--total-timesteps", str(4000 * ITERATION), "--resume", "auto"]
+    flags = [*SMALL, "--eval-episodes", "2", "--total-timesteps", str(4000 * ITERATION), "--resume", "auto"]
     random = np.random.default_rng(1)
     for _ in range(int(os.environ.get("CLEANRL_KILLS", 3))):
         process = subprocess.Popen([sys.executable, ppo.__file__, *flags], stderr=subprocess.PIPE, text=True)
