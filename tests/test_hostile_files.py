@@ -52,8 +52,12 @@ def load(whole, tmp_path_factory):
     evaluator = make_evaluator(str(path), ppo)
 
     def load_bytes(data):
-        patch.setattr(models, "read_file", lambda *_: data)  # the disk would take most of the time
-        with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(err):
+        with (
+            contextlib.redirect_stderr(io.StringIO()) as err,
+            contextlib.redirect_stdout(err),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(models, "read_file", lambda *_: data)  # the disk would take most of the time
             try:
                 model = read_model(str(path))
                 check_script(ppo, model, str(path))
@@ -67,8 +71,7 @@ def load(whole, tmp_path_factory):
         assert err.getvalue() == ""
         return args, (agent.params, env.wrappers[1].stats)
 
-    with pytest.MonkeyPatch.context() as patch:
-        yield load_bytes
+    return load_bytes
 
 
 def assert_line(err):
