@@ -35,7 +35,7 @@ from rich.text import Text
 
 from cleanrl_utils.errors import usage_error
 from cleanrl_utils.files import write_file
-from cleanrl_utils.untrusted import read_json
+from cleanrl_utils.untrusted_json import read_json
 
 PYTHON = ("python", "python3")
 STATUS_STYLES = {"failed": "bold red", "stopped": "yellow", "running": "cyan", "waiting": "dim", "done": "green"}

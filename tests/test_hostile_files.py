@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
-from cleanrl_utils import checkpoints, enjoy, errors, events, huggingface, models, report, untrusted, zoo
+from cleanrl_utils import checkpoints, enjoy, errors, events, huggingface, models, report, untrusted_json, zoo
 from cleanrl_utils.evals.ppo_envpool_jax_eval import check_script, make_evaluator
 from cleanrl_utils.models import MAX_FILE_SIZE, find_model, read_model, read_msgpack, restore_args
 from cleanrl_utils.untrusted import MAX_JSON_SIZE, read_json, unpack
@@ -541,7 +541,7 @@ def test_random_damage_of_arguments_is_a_line_or_arguments(tmp_path, monkeypatch
     whole, rng, refused, left_out = json.dumps(asdict(ARGS), indent=2).encode(), np.random.default_rng(0), 0, 0
     for _ in range(10_000):
         data = mutated(whole, rng)
-        monkeypatch.setattr(untrusted, "read_file", lambda *_, data=data: data)
+        monkeypatch.setattr(untrusted_json, "read_file", lambda *_, data=data: data)
         refused += is_refused(huggingface.check_run, str(tmp_path))
         try:
             report.read_config(str(tmp_path))
@@ -556,7 +556,7 @@ def test_random_damage_of_an_evaluation_is_a_line_or_episodes(monkeypatch):
     whole, rng, refused = json.dumps(evaluation, indent=2).encode(), np.random.default_rng(0), 0
     for _ in range(10_000):
         data = mutated(whole, rng)
-        monkeypatch.setattr(untrusted, "read_file", lambda *_, data=data: data)
+        monkeypatch.setattr(untrusted_json, "read_file", lambda *_, data=data: data)
         bad = is_refused(zoo.read_scores, "evaluation.json")
         assert not (bad and huggingface.is_evaluation("evaluation.json"))
         refused += bad
