@@ -276,10 +276,10 @@ class RunningMeanStd:
         mask = jnp.ones(batch.shape[0]) if mask is None else mask.astype(jnp.float32)
         added = jax.lax.psum(mask.sum(), axis_name)
         count = self.count + added
-        share = added / count
+        kept, share = self.count / count, added / count
         delta = masked_mean(batch, mask, axis_name) - self.mean
         batch_var = masked_var(batch, mask, axis_name)
-        var = (1 - share) * self.var + share * batch_var + share * (1 - share) * delta**2
+        var = kept * self.var + share * batch_var + kept * share * delta**2
         return self.replace(mean=self.mean + share * delta, var=var, count=count)
 
     @property
@@ -948,7 +948,8 @@ def fetch_all(tree):
 # copied from cleanrl_utils/errors.py
 def usage_error(message: str) -> NoReturn:
     """A user's mistake: one line that says what is wrong and what to do, exit code 2."""
-    print(f"error: {message}", file=sys.stderr)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+    print(f"error: {line}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -1084,6 +1085,7 @@ def versions() -> dict[str, str]:
 
 def save_model(path: str, args: Args, state: RunnerState) -> None:
     """Arguments, parameters and wrapper statistics as msgpack: data with names, nothing executable."""
+    from cleanrl_utils.models import packed
     from cleanrl_utils.running import evaluation_path, write_file
 
     with suppress(FileNotFoundError):
@@ -1095,7 +1097,7 @@ def save_model(path: str, args: Args, state: RunnerState) -> None:
         "wrappers": {type(w).__name__: w.stats for w in state.env.wrappers if hasattr(w, "stats")},
         "versions": versions(),
     }
-    write_file(path, flax.serialization.to_bytes(model))
+    write_file(path, packed(model))
 
 
 def train(lanes: list[Args]) -> list:

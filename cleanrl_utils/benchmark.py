@@ -35,6 +35,7 @@ from rich.text import Text
 
 from cleanrl_utils.errors import usage_error
 from cleanrl_utils.files import write_file
+from cleanrl_utils.untrusted_json import read_json
 
 PYTHON = ("python", "python3")
 STATUS_STYLES = {"failed": "bold red", "stopped": "yellow", "running": "cyan", "waiting": "dim", "done": "green"}
@@ -224,9 +225,11 @@ def write_record(run: Run, state: dict) -> None:
 
 
 def read_record(run: Run) -> dict:
-    with suppress(OSError, ValueError), open(f"{run.path}.json") as f:
-        record = json.load(f)
-        if isinstance(record, dict):
+    """What `write_record` wrote; nothing if there is none, or it is damaged."""
+    with suppress(OSError, ValueError):
+        record = read_json(f"{run.path}.json")
+        exit_codes, signals = (None, *range(-64, 256)), (None, *signal.Signals.__members__)
+        if isinstance(record, dict) and record.get("exit_code") in exit_codes and record.get("stopped_by") in signals:
             return record
     return {}
 

@@ -4,20 +4,22 @@ import fcntl
 import glob
 import os
 import re
-import sys
+import struct
 import time
+import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 
 import flax
 import jax
 import numpy as np
 
-from cleanrl_utils.errors import usage_error
+from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.files import write_file
-from cleanrl_utils.models import read_msgpack, restore, restore_args
-from cleanrl_utils.untrusted import read_json
+from cleanrl_utils.models import check_arrays, check_types, restore_args
+from cleanrl_utils.untrusted import read_file, read_json, unpack
 
 FOLDER = "checkpoint"
 KEPT = 2
@@ -61,15 +63,23 @@ def write(folder: str, checkpoint: dict) -> None:
     path = path_of(folder, checkpoint["global_step"])
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_file(path, flax.serialization.to_bytes(checkpoint))
+        write_file(path, packed(checkpoint))
     except OSError as error:
-        print(f"the checkpoint {path} can't be written ({error.strerror}): training goes on", file=sys.stderr)
+        warn(f"the checkpoint {path} can't be written ({error.strerror}): training goes on")
         return
     with suppress(OSError):
-        old = [path_of(folder, step) for step in steps(folder)[:-KEPT]]
+        older = [step for step in steps(folder) if step <= checkpoint["global_step"]]
+        kept = older[-KEPT:]  # and none of later steps: the run went on from before them
+        old = [path_of(folder, step) for step in steps(folder) if step not in kept]
         unfinished = glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "*.tmp"))  # by a killed process
         for name in old + unfinished:
             os.remove(name)
+
+
+def packed(checkpoint: dict) -> bytes:
+    """The content of its file: msgpack, and four bytes of a checksum, as no flipped bit may become a weight."""
+    data = flax.serialization.to_bytes(checkpoint)
+    return data + struct.pack("<I", zlib.crc32(data))
 
 
 # ---------------------------------------------------------------- reading
@@ -80,29 +90,67 @@ def steps(folder: str) -> list[int]:
 
 
 def read(folder: str, step: int) -> dict:
-    """The run's checkpoint of that step. Ends the program with a line if the file holds anything else."""
+    """The run's checkpoint of that step. Raises ValueError if the file holds anything else."""
     path = path_of(folder, step)
-    checkpoint = read_msgpack(path, MAX_FILE_SIZE)
+    try:
+        return unpacked(read_file(path, MAX_FILE_SIZE), step)
+    except OSError as error:
+        raise ValueError(f"can't read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
+
+
+def unpacked(data: bytes, step: int) -> dict:
+    """The checkpoint of that step in a file's content. Raises ValueError if that is anything else."""
+    content = memoryview(data)[:-4]
+    if data[-4:] != struct.pack("<I", zlib.crc32(content)):
+        raise ValueError("is damaged, or of another version")
+    try:
+        checkpoint = unpack(content)
+    except Exception:  # msgpack and NumPy each raise their own
+        raise ValueError("is damaged") from None
     if any(not isinstance(checkpoint.get(name), kind) for name, kind in PARTS.items()):
-        usage_error(f"{path} is not a checkpoint: that is a dict of {', '.join(PARTS)}")
+        raise ValueError(f"is not a checkpoint: that is a dict of {', '.join(PARTS)}")
     if checkpoint["global_step"] != step or not 0 <= checkpoint["seconds"] < 1e12:
-        usage_error(f"{path} is not what its name says: delete it to go on from the one before")
+        raise ValueError("is not what its name says")
     if not isinstance(checkpoint.get("tracker_id"), str | None):
-        usage_error(f"{path}: tracker_id is no text")
+        raise ValueError("is damaged: its tracker_id is no text")
     return checkpoint
 
 
 def read_newest(folders: list[str]) -> list[dict]:
-    """Of each of these runs, which trained together, the checkpoint of the newest step that all have."""
+    """As `newest_whole`; ends the program with a line where that raises."""
+    try:
+        return newest_whole(folders)
+    except (OSError, ValueError) as error:
+        usage_error(f"--resume: {error}")
+
+
+def newest_whole(folders: list[str]) -> list[dict]:
+    """Of each of these runs, which trained together, the checkpoint of the newest step that is whole in all of them.
+
+    Raises ValueError if there is none.
+    """
     for folder in folders:
         if not os.path.isdir(folder):
-            usage_error(f"--resume {folder}: there is no such folder")
+            raise ValueError(f"there is no such folder: {folder}")
         if not steps(folder):
-            usage_error(f"--resume {folder}: there is no checkpoint in it")
-    common = set.intersection(*(set(steps(folder)) for folder in folders))
+            raise ValueError(f"there is no checkpoint in {folder}")
+    common = sorted(set.intersection(*(set(steps(folder)) for folder in folders)))
     if not common:
-        usage_error(f"--resume: no step has a checkpoint in each of {', '.join(folders)}")
-    return [read(folder, max(common)) for folder in folders]
+        raise ValueError(f"no step has a checkpoint in each of {', '.join(folders)}")
+    for step in reversed(common[1:]):
+        try:
+            return [read(folder, step) for folder in folders]
+        except ValueError as error:
+            warn_once(f"{error}: going on from the one before")
+    return [read(folder, common[0]) for folder in folders]
+
+
+@lru_cache
+def warn_once(message: str) -> None:
+    """A run's checkpoints are read several times until it goes on."""
+    warn(message)
 
 
 def saved_args(args_class: type, checkpoint: dict, folder: str):
@@ -144,9 +192,12 @@ def find_unfinished(args, runs: str = "runs") -> str | None:
     """The newest run of this experiment, environment and seed that has a checkpoint, isn't finished, and is at rest."""
     name = f"{glob.escape(args.env_id.replace('/', '-'))}__{glob.escape(args.exp_name)}__{args.seed}__*"
     folders = glob.glob(os.path.join(glob.escape(runs), name))
-    for folder in sorted(folders, key=start_time, reverse=True):
-        if steps(folder) and not is_finished(type(args), folder) and not is_locked(folder):
-            return folder
+    for folder in sorted(filter(str.isprintable, folders), key=start_time, reverse=True):
+        try:
+            if steps(folder) and not is_locked(folder) and not is_finished(type(args), folder):
+                return folder
+        except (OSError, ValueError) as error:
+            warn_once(f"--resume auto passes over {folder}: {error}")
     return None
 
 
@@ -156,9 +207,15 @@ def start_time(folder: str) -> tuple[int, str]:
 
 
 def is_finished(args_class: type, folder: str) -> bool:
-    """Whether all its steps are done and the model, if there is to be one, is saved and evaluated."""
-    (checkpoint,) = read_newest([folder])
-    args, step = saved_args(args_class, checkpoint, folder), checkpoint["global_step"]
+    """Whether all its steps are done and the model, if there is to be one, is saved and evaluated.
+
+    Raises ValueError if no checkpoint is whole, or of this version of the script.
+    """
+    (checkpoint,) = newest_whole([folder])
+    check_types(args_class, checkpoint["args"])
+    args, step = args_class(**checkpoint["args"]), checkpoint["global_step"]
+    if args.batch_size < 1:
+        raise ValueError(f"its checkpoint is of {args.num_envs} environments and {args.num_steps} steps")
     if step // args.batch_size < args.num_iterations:
         return False
     with suppress(OSError, ValueError, TypeError, KeyError):
@@ -175,7 +232,7 @@ def restore_states(template: dict, checkpoints: list[dict], folders: list[str]) 
         for name, part in template.items():
             own = {name: jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype), part)}
             # Of episodes the returns may be nan yet.
-            restore(own, {name: saved[name]}, path, "state", finite=name != "episodes")
+            check_arrays(own, {name: saved[name]}, path, "state", finite=name != "episodes")
         if (saved["iteration"] != saved["iteration"].flat[0]).any() or saved["iteration"].flat[0] < 0:
             usage_error(f"{path}: iteration is {saved['iteration'].flat[0]}")
     return jax.tree.map(lambda *x: np.stack(x, axis=1), *(checkpoint["state"] for checkpoint in checkpoints))

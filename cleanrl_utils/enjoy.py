@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 import tyro
 
-from cleanrl_utils.errors import usage_error
+from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.models import MAX_FILE_SIZE, agent_name, find_model, load_script, read_model, zoo_path
 
 
@@ -66,7 +66,7 @@ def download_model(args: Args, folder: str) -> str:
     try:
         data = download(repository, filename, MAX_FILE_SIZE)
     except HubError as error:
-        print(f"error: can't get {filename} from {repository}: {error}", file=sys.stderr)
+        warn(f"error: can't get {filename} from {repository}: {error}")
         sys.exit(1 if error.temporary else 2)
     path = os.path.join(folder, repository, os.path.basename(filename))
     os.makedirs(os.path.dirname(path))

@@ -23,18 +23,13 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import text as text_summary
 
-from cleanrl_utils.errors import usage_error
+from cleanrl_utils.errors import usage_error, warn
 
 PREFIX = "events.out.tfevents."
 FILE_VERSION = "brain.Event:2"
 MAX_PENDING_BYTES = 64 * 2**20  # what an EventWriter keeps in memory while the disk is full
 MAX_RECORD_BYTES = 64 * 2**20  # of one that is read
 MAX_FOLDER_BYTES = 2 * 2**30  # of all event files of a run together
-
-
-def warn(line: str) -> None:
-    with suppress(OSError, ValueError):  # stderr may be a file on the same full disk, or closed
-        print(line, file=sys.stderr)
 
 
 # ---------------------------------------------------------------- records

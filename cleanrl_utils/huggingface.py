@@ -22,7 +22,7 @@ if __name__ == "__main__":
 import numpy as np
 import tyro
 
-from cleanrl_utils.errors import usage_error
+from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.files import write_file
 from cleanrl_utils.untrusted import read_file, read_json, unpack
 
@@ -95,7 +95,7 @@ def push_to_hub(run_dir: str, hf_entity: str | None = None) -> bool:
         return True
     command = ["python", "-m", "cleanrl_utils.huggingface", run_dir, *(["--hf-entity", hf_entity] if hf_entity else [])]
     uv_run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
-    print(f"not uploaded: {reason}; push it again with: {uv_run}{shlex.join(command)}", file=sys.stderr)
+    warn(f"not uploaded: {reason}; push it again with: {uv_run}{shlex.join(command)}")
     return False
 
 

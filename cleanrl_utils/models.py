@@ -7,6 +7,7 @@ import os
 import reprlib
 import types
 import typing
+import zlib
 
 import flax
 import jax
@@ -22,11 +23,19 @@ ZOO_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zoo_model
 SCRIPTS_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cleanrl")
 
 
+def packed(model: dict) -> bytes:
+    """The content of its file: msgpack, with a checksum among the parts, so that no flipped bit becomes a weight."""
+    return flax.serialization.to_bytes({**model, "checksum": zlib.crc32(flax.serialization.to_bytes(model))})
+
+
 def read_model(path: str) -> dict:
     """The saved dict, with the `PARTS`. Ends the program with a line if the file holds anything else."""
     model = read_msgpack(path, MAX_FILE_SIZE)
-    if any(not isinstance(model.get(part), kind) for part, kind in PARTS.items()):
+    checksum = model.pop("checksum", None)  # files of earlier versions have none
+    if any(not isinstance(model.get(part), kind) for part, kind in PARTS.items()) or model.keys() != PARTS.keys():
         usage_error(f"{path} is not a model: that is a dict of {', '.join(PARTS)}")
+    if checksum not in (None, zlib.crc32(flax.serialization.to_bytes(model))):
+        usage_error(f"{path} is damaged: train it anew, or copy it again")
     return model
 
 
@@ -52,24 +61,38 @@ def load_script(name: str) -> types.ModuleType:
 
 def restore_args(args_class: type, saved: dict, path: str, **overrides):
     """An `args_class` with the saved values; a field that the model's version did not have keeps its default."""
+    try:
+        check_types(args_class, saved)
+    except ValueError as error:
+        usage_error(f"{path}: {error}")
+    return args_class(**{**saved, **overrides})
+
+
+def check_types(args_class: type, saved: dict) -> None:
+    """Raises ValueError if a saved value is none of its argument."""
     hints = typing.get_type_hints(args_class)
     fields = {field.name for field in dataclasses.fields(args_class)}
     for name, value in saved.items():
         if name not in fields:
-            usage_error(f"{path}: the script has no argument {reprlib.repr(name)}; another version saved it")
+            raise ValueError(f"the script has no argument {reprlib.repr(name)}; another version saved it")
         allowed = typing.get_args(hints[name]) or (hints[name],)  # `float | None` is two types, a Literal its values
         is_allowed = type(value) in allowed or (float in allowed and type(value) is int)
         if not is_allowed and not (isinstance(value, str) and value in allowed):
-            usage_error(f"{path}: the argument {name} is {reprlib.repr(value)}, not of type {hints[name]}")
+            raise ValueError(f"the argument {name} is {reprlib.repr(value)}, not of type {hints[name]}")
         if isinstance(value, str) and (len(value) > MAX_TEXT or not value.isprintable()):  # it may be printed
-            usage_error(f"{path}: the argument {name} is {reprlib.repr(value)}: too long or not printable")
-    return args_class(**{**saved, **overrides})
+            raise ValueError(f"the argument {name} is {reprlib.repr(value)}: too long or not printable")
 
 
 def restore(template, saved, path: str, part: str, finite: bool = True):
-    """`template` with the saved arrays; their names, shapes and dtypes have to be those of the template.
+    """`template` with the saved arrays, if `check_arrays` finds that they fit."""
+    check_arrays(template, saved, path, part, finite)
+    return jax.tree.map(jax.numpy.asarray, flax.serialization.from_state_dict(template, saved))
 
-    Its leaves may be `jax.ShapeDtypeStruct`s.
+
+def check_arrays(template, saved, path: str, part: str, finite: bool = True) -> None:
+    """Ends the program with a line unless names, shapes and dtypes are the template's, and all values finite.
+
+    The template's leaves may be `jax.ShapeDtypeStruct`s.
     """
 
     def described(tree):  # empty dicts and None are no leaves to JAX
@@ -92,14 +115,13 @@ def restore(template, saved, path: str, part: str, finite: bool = True):
             )
     if finite and not all(np.isfinite(x).all() for x in jax.tree.leaves(saved)):
         usage_error(f"{path}: {part} holds values that are not finite: the training had diverged")
-    return jax.tree.map(jax.numpy.asarray, flax.serialization.from_state_dict(template, saved))
 
 
 def find_model(exp_name: str, env_id: str, runs: str | None = "runs") -> str:
     """Path of the newest model of that experiment and environment below `runs`, or else of the zoo's."""
     name = f"{glob.escape(env_id.replace('/', '-'))}__{glob.escape(exp_name)}__*__*"
     paths = glob.glob(os.path.join(glob.escape(runs), name, f"{glob.escape(exp_name)}.cleanrl_model")) if runs else []
-    paths = [path for path in paths if os.path.exists(path)]  # no links to nowhere
+    paths = [path for path in paths if os.path.exists(path) and path.isprintable()]  # no links to nowhere
     if paths:
         return max(paths, key=lambda path: (os.path.getmtime(path), path))
     if not os.path.exists(zoo_path(exp_name, env_id)):

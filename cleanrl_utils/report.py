@@ -37,7 +37,7 @@ from matplotlib.ticker import EngFormatter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_utils import untrusted
-from cleanrl_utils.errors import usage_error
+from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.events import MAX_FOLDER_BYTES
 from cleanrl_utils.files import write_file
 
@@ -766,7 +766,7 @@ def main(args: Args) -> None:
 
     runs, left_out = read_runs(args)
     for line in left_out:
-        print(line, file=sys.stderr)
+        warn(line)
     asked = " of " + ", ".join(args.exp_names + args.env_ids) if args.exp_names or args.env_ids else ""
     if not runs:
         usage_error(f"no finished runs{asked} in {', '.join(args.runs)}")

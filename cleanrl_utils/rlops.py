@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import tyro
 
 from cleanrl_utils import report
-from cleanrl_utils.errors import usage_error
+from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.python_environments import find_environment
 
 REQUIREMENTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "openrlbenchmark.txt")
@@ -60,14 +60,14 @@ def main(args: Args, rlops_args: list[str]) -> None:
         usage_error("give the arguments of rlops after --; its own help: python -m cleanrl_utils.rlops -- --help")
     runs, left_out = report.read_runs(report.Args(runs=args.runs))
     for line in left_out:
-        print(line, file=sys.stderr)
+        warn(line)
     if not runs:
         usage_error(f"no finished runs in {', '.join(args.runs)}")
     exit_code = run_rlops(find_environment("openrlbenchmark", REQUIREMENTS), args, runs, rlops_args)
     if exit_code:
         groups = ", ".join(f"{group.exp_name} in {group.env_id}" for group in report.group_runs(runs, ()))
         filters = f"?we={args.wandb_entity}&wpn={args.wandb_project_name}"
-        print(f"error: rlops failed; the runs that it was given, as {filters}: {groups}", file=sys.stderr)
+        warn(f"error: rlops failed; the runs that it was given, as {filters}: {groups}")
     sys.exit(exit_code)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from cleanrl_utils import checkpoints
-from cleanrl_utils.errors import usage_error
+from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.events import EventWriter, trim
 from cleanrl_utils.files import write_file
 
@@ -142,7 +142,7 @@ def start_tracking(args, run_dir: str, tracker_id: str | None):
         return init()
     except Exception as error:  # no login, no network: neither may cost a run
         reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Consider increasing")[0]
-        say(f"tracking offline (`wandb sync` uploads it later): {reason}", sys.stderr)
+        warn(f"tracking offline (`wandb sync` uploads it later): {reason}")
         return init(mode="offline")
 
 
@@ -189,7 +189,7 @@ class Run:
             if self.tracker:
                 self.tracker.log(data)
         except Exception as error:  # whatever happens to it may not cost a run
-            say(f"tracking ends ({type(error).__name__}: {error}); the curves go on in {self.folder}", sys.stderr)
+            warn(f"tracking ends ({type(error).__name__}: {error}); the curves go on in {self.folder}")
             self.tracker = None
 
     def check_finite(self, finite: dict[str, bool], global_step: int) -> None:
@@ -202,11 +202,11 @@ class Run:
         what = f"{self.label}the {broken[0]} is not finite at step {global_step:,}"
         if not self.args.skip_nonfinite_updates:
             self.diverged = True
-            say(f"diverged: {what}; {advice}", sys.stderr)
+            warn(f"diverged: {what}; {advice}")
             return
         self.skipped_updates += 1
         if self.skipped_updates == 1:
-            say(f"{what}: such updates are left out", sys.stderr)
+            warn(f"{what}: such updates are left out")
 
     def save_model(self, state, is_last: bool) -> None:
         """The last one is saved elsewhere if the folder can't be written to."""
@@ -214,7 +214,7 @@ class Run:
             self.script.save_model(self.model_path, self.args, state)
             self.model_lost = False
         except OSError as error:
-            say(f"the model can't be saved to {self.folder}: {error.strerror}", sys.stderr)
+            warn(f"the model can't be saved to {self.folder}: {error.strerror}")
             self.model_lost = True
             with suppress(OSError):
                 if is_last:
@@ -248,7 +248,7 @@ class Run:
         try:
             write_file(evaluation_path(self.model_path), evaluation.encode())
         except OSError as error:
-            say(f"the evaluation can't be saved beside the model: {error.strerror}", sys.stderr)
+            warn(f"the evaluation can't be saved beside the model: {error.strerror}")
 
     def checkpoint(self, state: dict, global_step: int, seconds: float) -> dict:
         return {
@@ -268,7 +268,7 @@ class Run:
             if self.tracker:
                 self.tracker.finish()
         except Exception as error:
-            say(f"the tracker did not end orderly ({type(error).__name__}: {error})", sys.stderr)
+            warn(f"the tracker did not end orderly ({type(error).__name__}: {error})")
         os.close(self.lock)
 
 
@@ -359,7 +359,7 @@ def lanes_of(args) -> list:
     lanes = [replace(lane, resume=folder or None) for lane, folder in zip(lanes, folders, strict=True)]
     missing = [lane.seed for lane in lanes if lane.resume is None]
     if len(missing) == len(lanes):
-        say("no unfinished run to go on with: starting anew", sys.stderr)
+        warn("no unfinished run to go on with: starting anew")
     elif missing:
         usage_error(f"--resume auto: seed {missing[0]} has no unfinished run, others have: resume those apart")
     return lanes

@@ -1,5 +1,8 @@
 """What test_devices.py needs two devices for, in a process of its own: leaves `results.npz` and a run."""
 
+import glob
+import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -87,3 +90,13 @@ if __name__ == "__main__":
     save("own", {"key": state.key, "action": batch.action, "obs": batch.obs})
     np.savez("results.npz", **results)
     ppo.main(replace(TWO, eval_episodes=2, progress=False))
+
+    # A run that goes on with as many devices, and would with another number of them.
+    os.mkdir("resumed")
+    os.chdir("resumed")
+    half = replace(TWO, total_timesteps=2 * 32, eval_episodes=2, progress=False)
+    ppo.main(half)
+    (run,) = glob.glob("runs/*")
+    ppo.main(replace(half, total_timesteps=4 * 32, resume=run))
+    with suppress(SystemExit):
+        ppo.main(replace(half, total_timesteps=6 * 32, resume=run, num_devices=1))

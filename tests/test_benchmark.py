@@ -180,14 +180,18 @@ def test_resume_knows_command_environment_and_seed(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"exit_code": null}', '{"exit_code": 0, "stopped_by": "SIGTERM"}']
+    "content",
+    ["", "[]", "{}", '{"exit_code": null}', '{"exit_code": 0, "stopped_by": "SIGTERM"}', "[" * 100_000]
+    + ['{"exit_code": "\\u001b[2J"}', '{"exit_code": -1e9}', '{"exit_code": 1, "stopped_by": "\\u001b[2J"}']
+    + ['{"exit_code": [0]}', '{"exit_code": NaN}', '{"exit_code": -65}'],
 )
 def test_resume_runs_again_what_has_no_good_record(folder, capsys, content):
     run = Run("python train.py", "Good-v1", 1, "logs")
     os.mkdir("logs")
     Path(f"{run.path}.json").write_text(content)
     assert main(Args(("Good-v1",), "python train.py", num_seeds=1, resume=True, dry_run=True)) == 0
-    assert "Good-v1 --seed 1" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "Good-v1 --seed 1" in out and all(line.isprintable() for line in err.splitlines())
 
 
 def test_a_run_that_is_still_going_is_not_started_again(folder, capsys):

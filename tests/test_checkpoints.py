@@ -1,13 +1,17 @@
 """Runs that end early and go on: what is in their checkpoints, curves and models, whatever ended them."""
 
 import gc
+import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +44,8 @@ ARGS = ppo.Args(
     compilation_cache=False,
     checkpoint_interval=1e-9,  # at each iteration, if the one before is written
 )
+SMALL = "--env-id Pendulum-v1 --num-envs 4 --num-steps 16 --num-minibatches 2 --update-epochs 1 --hidden-size 8".split()
+SMALL += ["--checkpoint-interval", "1e-9", "--no-progress"]
 
 
 @pytest.fixture(autouse=True)
@@ -232,9 +238,18 @@ def test_two_processes_never_train_one_run(capsys):
     assert "is being trained by another process" in capsys.readouterr().err
 
 
+def unchecked(data: bytes) -> dict:
+    """What is in a checkpoint's file."""
+    return flax.serialization.msgpack_restore(data[:-4])
+
+
+def with_checksum(data: bytes) -> bytes:
+    return data + struct.pack("<I", zlib.crc32(data))
+
+
 def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
-    checkpoint = flax.serialization.msgpack_restore(data)
+    checkpoint = unchecked(data)
     if how == "truncated":
         path.write_bytes(data[: len(data) // 2])
     elif how == "empty":
@@ -243,7 +258,11 @@ def damage(path: Path, how: str) -> None:
         path.unlink()
         path.mkdir()
     elif how == "a list":
-        path.write_bytes(flax.serialization.msgpack_serialize([1, 2]))
+        path.write_bytes(with_checksum(flax.serialization.msgpack_serialize([1, 2])))
+    elif how == "a flipped bit":
+        path.write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
+    elif how == "an older version":
+        path.write_bytes(data[:-4])
     else:
         state = checkpoint["state"]
         if how == "nan":
@@ -264,13 +283,16 @@ def damage(path: Path, how: str) -> None:
             checkpoint["tracker_id"] = 3
         elif how == "unknown argument":
             checkpoint["args"]["\x1b[31mexec"] = "x"
+        elif how == "no environments":
+            checkpoint["args"]["num_envs"] = 0
         elif how == "iteration":
             state["iteration"] = -state["iteration"]
-        path.write_bytes(flax.serialization.msgpack_serialize(checkpoint))
+        path.write_bytes(with_checksum(flax.serialization.msgpack_serialize(checkpoint)))
 
 
 KINDS = ["truncated", "empty", "a folder", "a list", "nan", "another shape", "another type", "a part is missing"]
 KINDS += ["another script", "another step", "seconds", "tracker", "unknown argument", "iteration"]
+KINDS += ["a flipped bit", "an older version", "no environments"]
 
 
 @pytest.fixture(scope="module")
@@ -291,38 +313,138 @@ def copied(finished) -> Path:
 
 @pytest.mark.parametrize("how", KINDS)
 def test_a_damaged_checkpoint_is_a_line(finished, how, capsys):
-    run = copied(finished)
-    damage(Path(checkpoints.path_of(str(run), 2 * ITERATION)), how)
+    copied(finished)
+    os.remove(checkpoints.path_of("run", ITERATION))
+    damage(Path(checkpoints.path_of("run", 2 * ITERATION)), how)
     with pytest.raises(SystemExit) as ended:
-        ppo.main(replace(ARGS, resume="run"))
+        ppo.main(ppo.parse_args(["--resume", "run", "--total-timesteps", str(3 * ITERATION)]))
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
     assert error[:-1].isprintable()
 
 
-def test_mutated_checkpoints(finished, capsys):
-    """Each is refused with a line, or is whole by chance."""
-    run = copied(finished)
-    path = Path(checkpoints.path_of(str(run), 2 * ITERATION))
-    data, random = path.read_bytes(), np.random.default_rng(1)
-    checkpoint = flax.serialization.msgpack_restore(data)
-    template = jax.tree.map(lambda x: x[:, None], checkpoint["state"])
-    refused = 0
-    for _ in range(2000):
-        mutated = np.frombuffer(data, np.uint8).copy()
-        where = random.integers(len(mutated), size=random.integers(1, 4))
-        mutated[where] ^= (1 << random.integers(8, size=len(where))).astype(np.uint8)
-        path.write_bytes(mutated.tobytes())
-        try:
-            lanes = [replace(ARGS, resume="run")]
-            loaded = checkpoints.load(lanes, ppo.script_name())
-            checkpoints.restore_states(template, loaded, ["run"])
-            capsys.readouterr()
-        except SystemExit as ended:
-            refused += 1
-            error = capsys.readouterr().err
-            assert ended.code == 2 and error.count("\n") == 1 and error[:-1].isprintable(), error
-    assert refused > 100
+@pytest.mark.parametrize("how", ["truncated", "a flipped bit", "another step"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(finished, how, capsys):
+    copied(finished)
+    damage(Path(checkpoints.path_of("run", 2 * ITERATION)), how)
+    checkpoints.warn_once.cache_clear()
+    capsys.readouterr()
+    ppo.main(ppo.parse_args(["--resume", "run", "--total-timesteps", str(3 * ITERATION), "--gamma", "0.99"]))
+    error = capsys.readouterr().err
+    assert error.startswith(f"{checkpoints.path_of('run', 2 * ITERATION)} is ")
+    assert error.endswith(": going on from the one before\n") and error.count("\n") == 1
+    assert curve("run") == [ITERATION, 2 * ITERATION, 3 * ITERATION]
+    assert newest("run")["global_step"] == 3 * ITERATION
+
+
+def test_of_runs_that_trained_together_the_newest_step_that_is_whole_in_all():
+    for folder, steps in {"a": (1, 2, 3), "b": (2, 3, 4)}.items():
+        for step in steps:
+            write_small(folder, step, kept=3)
+    damage_by_one_bit("a", 3)
+    assert [x["global_step"] for x in checkpoints.newest_whole(["a", "b"])] == [2, 2]
+    damage_by_one_bit("b", 2)
+    with pytest.raises(ValueError, match="is damaged"):
+        checkpoints.newest_whole(["a", "b"])
+
+
+def write_small(folder, step, kept=checkpoints.KEPT):
+    parts = {"script": "s", "args": {}, "versions": {}, "seconds": 1.0, "tracker_id": None, "state": {}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "KEPT", kept)
+        checkpoints.write(folder, {"global_step": step, **parts})
+
+
+def damage_by_one_bit(folder, step):
+    path = Path(checkpoints.path_of(folder, step))
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
+def test_checkpoints_of_a_future_that_was_given_up_are_removed():
+    for step in (10, 20, 30):
+        write_small("run", step)
+    assert checkpoints.steps("run") == [20, 30]
+    write_small("run", 25)  # it went on from step 20
+    assert checkpoints.steps("run") == [20, 25]
+
+
+def test_auto_passes_over_damaged_runs(finished, capsys):
+    def run(start_time, edit=lambda checkpoint: None, damaged=()):
+        folder = f"runs/Pendulum-v1__{ARGS.exp_name}__1__{start_time}"
+        os.makedirs("runs", exist_ok=True)
+        subprocess.run(["cp", "-r", str(finished), folder], check=True)
+        for step in checkpoints.steps(folder):
+            path = Path(checkpoints.path_of(folder, step))
+            checkpoint = unchecked(path.read_bytes())
+            checkpoint["args"]["total_timesteps"] = 100 * ITERATION
+            edit(checkpoint["args"])
+            path.write_bytes(checkpoints.packed(checkpoint))
+            if step in damaged:
+                damage_by_one_bit(folder, step)
+        return folder
+
+    def found():
+        checkpoints.warn_once.cache_clear()
+        capsys.readouterr()
+        folder = checkpoints.find_unfinished(ARGS)
+        return folder, capsys.readouterr().err.splitlines()
+
+    whole = run(1700000001)
+    assert found() == (whole, [])
+    bad = [run(1700000002, damaged=(ITERATION, 2 * ITERATION))]
+    bad += [run(1700000004, edit=lambda args: args.update({"\x1b[2J": 1}))]
+    bad += [run(1700000005, edit=lambda args: args.update(num_envs=0))]
+    bad += [run(1700000006, edit=lambda args: args.update(num_envs="many"))]
+    run("\x1b[2J")
+    folder, lines = found()
+    passed = [line for line in lines if line.startswith("--resume auto passes over ")]
+    assert folder == whole and [line.split()[4][:-1] for line in passed] == bad[::-1]
+    assert len(lines) == len(bad) + 1 and all(line.isprintable() for line in lines)
+    half = run(1700000007, damaged=(2 * ITERATION,))
+    folder, lines = found()
+    assert (
+        folder == half
+        and len(lines) == 1
+        and lines[0].endswith("is damaged, or of another version: going on from the one before")
+    )
+
+
+def mutated(data: bytes, random) -> bytes:
+    """One to three bits flipped."""
+    changed = np.frombuffer(data, np.uint8).copy()
+    where = random.integers(len(changed), size=random.integers(1, 4))
+    changed[where] ^= (1 << random.integers(8, size=len(where))).astype(np.uint8)
+    return changed.tobytes()
+
+
+def test_mutated_checkpoints_are_all_found_out(finished):
+    data, random = Path(checkpoints.path_of(str(finished), 2 * ITERATION)).read_bytes(), np.random.default_rng(1)
+    assert checkpoints.unpacked(data, 2 * ITERATION)
+    for _ in range(10_000):
+        with pytest.raises(ValueError, match="^is damaged"):
+            checkpoints.unpacked(mutated(data, random), 2 * ITERATION)
+
+
+def test_mutated_checkpoints_with_a_checksum_that_fits(finished, monkeypatch):
+    """Each is refused with a line, or fits by chance: of 2000, or as many as CLEANRL_MUTATIONS says."""
+    count = int(os.environ.get("CLEANRL_MUTATIONS", 2000))
+    copied(finished)
+    os.remove(checkpoints.path_of("run", ITERATION))
+    data, random = Path(checkpoints.path_of("run", 2 * ITERATION)).read_bytes(), np.random.default_rng(1)
+    template = jax.tree.map(lambda x: x[:, None], unchecked(data)["state"])
+    lanes, refused = [replace(ARGS, resume="run")], 0
+    for _ in range(count):
+        content = with_checksum(mutated(data[:-4], random))
+        monkeypatch.setattr(checkpoints, "read_file", lambda *_, content=content: content)
+        with redirect_stderr(io.StringIO()) as output:
+            try:
+                loaded = checkpoints.load(lanes, ppo.script_name())
+                checkpoints.restore_states(template, loaded, ["run"])
+            except SystemExit as ended:
+                refused += 1
+                error = output.getvalue()
+                assert ended.code == 2 and error.endswith("\n") and error[:-1].isprintable(), error
+    assert count / 20 < refused < count
 
 
 # ---------------------------------------------------------------- values that are not finite
@@ -470,6 +592,91 @@ def test_twenty_runs_that_start_together_have_folders_of_their_own():
     assert len(set(folders)) == 20
 
 
+FIVE_TRAININGS = """
+import os, sys, time
+import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils import running
+
+time.time = lambda: 1764500000.5
+open(f"ready{sys.argv[1]}", "w").close()
+while not os.path.exists("start"):
+    time.sleep(0.01)
+running.evaluate_models = lambda *_: None  # it would take longer than the rest
+ppo.main(ppo.parse_args(sys.argv[2:]))
+"""
+
+
+def test_twenty_runs_side_by_side_in_one_folder(tmp_path):
+    """Four processes train five seeds each, the same ones, by clocks that stand still at the same second."""
+    environ = {**os.environ, "PYTHONPATH": str(Path(ppo.__file__).parents[1]), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    output = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    flags = [*SMALL, "--num-seeds", "5", "--total-timesteps", "128"]
+    command = [sys.executable, "-c", FIVE_TRAININGS]
+    processes = [subprocess.Popen([*command, str(i), *flags], env=environ, **output) for i in range(4)]
+    try:
+        end = time.time() + 100
+        while len(list(tmp_path.glob("ready*"))) < 4:
+            assert time.time() < end and not any(process.poll() for process in processes)
+            time.sleep(0.01)
+        Path("start").touch()
+        outputs = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * 4 and "Traceback" not in "".join(outputs), outputs
+    folders = sorted(Path("runs").iterdir())
+    endings = [f"{seed}__{1764500000 + i}" for seed in range(1, 6) for i in range(4)]
+    assert [folder.name.partition("_scan__")[2] for folder in folders] == endings
+    for folder in folders:
+        assert "".join(outputs).count(f"curves      {folder}\n") == 1
+        assert curve(folder) == [64, 128]
+        args = json.loads((folder / "args.json").read_text())
+        assert read_model(f"{folder}/{ARGS.exp_name}.cleanrl_model")["args"] == args == newest(folder)["args"]
+        assert newest(folder)["global_step"] == 128 and not list(folder.rglob("*.tmp"))
+
+
+HANGING = """
+import time
+import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+
+train_iteration, count = ppo.train_iteration, 0
+
+def train_and_hang(*inputs):
+    global count
+    count += 1
+    if count == 4:
+        print("hangs", flush=True)
+        while True:
+            time.sleep(0.01)
+    return train_iteration(*inputs)
+
+ppo.train_iteration = train_and_hang
+ppo.main(ppo.parse_args())
+"""
+
+
+def test_a_second_signal_ends_a_run_at_once_and_its_last_checkpoint_is_whole():
+    environ = {**os.environ, "PYTHONPATH": str(Path(ppo.__file__).parents[1]), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING, *SMALL], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert "hangs\n" in iter(process.stdout.readline, "")
+            time.sleep(0.3)  # a checkpoint may be being written
+            for pause in (0.3, 1.0):  # the first two are one to it, that came twice
+                process.send_signal(signal.SIGINT)
+                time.sleep(pause)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=3) == -signal.SIGINT
+        finally:
+            process.kill()
+        assert process.stderr.read() == "\nstopping; once more to stop at once\n"
+    assert newest(run_dir())["global_step"] >= ITERATION and not list(run_dir().glob("*.cleanrl_model"))
+    ppo.main(replace(ARGS, update_epochs=1, eval_episodes=10, resume="auto", total_timesteps=5 * ITERATION))
+    assert curve(run_dir()) == [ITERATION * (i + 1) for i in range(5)]
+
+
 @pytest.fixture
 def small_disk(tmp_path, monkeypatch):
     """A disk of 2 MiB that is the working folder; functions that fill and free it."""
@@ -588,9 +795,7 @@ def test_kills_at_any_moment_leave_whole_files_and_whole_curves(tmp_path):
 
 def test_a_real_run_that_is_killed_goes_on(tmp_path):
     """At random moments after a new checkpoint, three times, or as often as CLEANRL_KILLS says."""
-    flags = ["--env-id", "Pendulum-v1", "--num-envs", "4", "--num-steps", "16", "--num-minibatches", "2"]
-    flags += ["--hidden-size", "8", "--update-epochs", "1", "--eval-episodes", "2", "--no-progress"]
-    flags += ["--checkpoint-interval", "1e-9", "--total-timesteps", str(4000 * ITERATION), "--resume", "auto"]
+    flags = [*SMALL, "--eval-episodes", "2", "--total-timesteps", str(4000 * ITERATION), "--resume", "auto"]
     random = np.random.default_rng(1)
     for _ in range(int(os.environ.get("CLEANRL_KILLS", 3))):
         process = subprocess.Popen([sys.executable, ppo.__file__, *flags], stderr=subprocess.PIPE, text=True)

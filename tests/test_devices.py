@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils import checkpoints
 from cleanrl_utils.models import read_model
 
 SIZES = "--env-id Pendulum-v1 --num-envs 4 --num-steps 8 --num-minibatches 2 --update-epochs 3 --hidden-size 8".split()
@@ -92,6 +94,28 @@ def test_devices_share_all_but_environments_and_noise(two_devices):
     for x in starting_with("own", two_devices.results).values():
         lanes = x.reshape(4, -1)
         assert len(np.unique(lanes, axis=0)) == 4
+
+
+def curve(run) -> list[int]:
+    return [event.step for event in EventAccumulator(str(run)).Reload().Scalars("charts/episodes")]
+
+
+def test_a_run_of_two_devices_goes_on_with_two(two_devices):
+    (run,) = two_devices.cwd.glob("resumed/runs/*")
+    assert curve(run) == [32, 64, 96, 128]
+    state = checkpoints.read(str(run), 128)["state"]
+    np.testing.assert_array_equal(state["agent"]["step"], [4 * 3 * 2] * 2)  # iterations, epochs, minibatches
+    for x in jax.tree.leaves((state["agent"], state["wrapper_stats"], state["return_stats"])):
+        np.testing.assert_array_equal(x[0], x[1])
+    assert (state["key"][0] != state["key"][1]).any()
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    assert evaluation["global_step"] == 128
+
+
+def test_another_number_of_devices_is_refused(two_devices):
+    (run,) = two_devices.cwd.glob("resumed/runs/*")
+    line = f"error: --num-devices 1: the run runs/{run.name} was trained with 2 and goes on with that alone\n"
+    assert line in two_devices.err and checkpoints.steps(str(run)) == [64, 128]
 
 
 @pytest.mark.parametrize(
@@ -182,12 +206,20 @@ def test_a_process_that_is_killed_ends_the_other(number, tmp_path):
     assert "Traceback" not in other.err, other.err
 
 
-def test_sigterm_to_one_process_ends_both_with_the_model_saved(tmp_path):
+def test_sigterm_to_one_process_ends_both_with_the_model_saved_and_they_go_on(tmp_path):
     done, seconds = signal_in_training(tmp_path, 1, signal.SIGTERM)
     assert [process.returncode for process in done] == [128 + signal.SIGTERM] * 2 and seconds < 30
     (model,) = done[0].runs[0].glob("*.cleanrl_model")
     assert read_model(str(model))["args"]["num_devices"] == 2
     assert "Check failure" not in done[0].err + done[1].err
+
+    (run,) = done[0].runs
+    (step,) = checkpoints.steps(str(run))
+    pair = start_pair(tmp_path / "resumed", "--resume", str(run), "--total-timesteps", str(step + 2 * 32))
+    done = finish_pair(tmp_path / "resumed", pair)
+    assert [process.returncode for process in done] == [0, 0], [process.err for process in done]
+    assert curve(run) == list(range(32, step + 2 * 32 + 1, 32)) and not done[0].runs
+    assert json.loads((run / "evaluation.json").read_text())["global_step"] == step + 2 * 32
 
 
 # ---------------------------------------------------------------- steps as calls to the host

@@ -64,7 +64,10 @@ def runs(trained, tmp_path, monkeypatch):
 
 
 def saved_dict(path):
-    return flax.serialization.msgpack_restore(Path(path).read_bytes())
+    """Without the checksum, which files of earlier versions have not: what is edited goes past it."""
+    model = flax.serialization.msgpack_restore(Path(path).read_bytes())
+    del model["checksum"]
+    return model
 
 
 def write_model(path, model):
@@ -447,7 +450,7 @@ def damaged(data, rng):
 
 
 def test_random_damage_is_a_line_or_a_whole_model(trained, load_file, capfd):
-    whole = trained.path.read_bytes()
+    whole = flax.serialization.msgpack_serialize(saved_dict(trained.path))
     args, stats, params = load_file(whole)
     is_text = re.finditer(rb"[\x20-\x7e]{4,}", whole)
     damaged.names = [i for match in is_text for i in range(match.start() - 6, match.end() + 1) if 0 <= i < len(whole)]
