@@ -32,6 +32,7 @@ What a step means does not depend on the back end:
 A new back end is a subclass of `Backend`; `VectorEnv(backend, state)` does the rest.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax
@@ -40,7 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cleanrl_utils.envs.spaces import batch_type
+from cleanrl_utils.envs.spaces import batch_type, flat_space, flatten, unflatten
 
 AUTORESETS = ("next_step", "same_step")
 
@@ -121,6 +122,13 @@ class Backend:
 
 
 @flax.struct.dataclass
+class Sent:
+    """The state of environments between `send` and `recv`."""
+
+    state: Any
+
+
+@flax.struct.dataclass
 class VectorEnv:
     """The environments as a pytree, as TrainState is for the agent: functions are static, state is leaves."""
 
@@ -157,6 +165,8 @@ class VectorEnv:
 
     def reset(self, seed=None):
         """Starts new episodes everywhere, with a seed those of that seed; the wrappers keep their statistics."""
+        if isinstance(self.state, Sent):
+            raise ValueError("these environments were sent actions: recv is next")
         state, timestep = self.backend.reset(self.state, seed)
         check_timestep(self.backend, timestep)
         wrappers = []
@@ -167,14 +177,18 @@ class VectorEnv:
 
     def send(self, action):
         """Hands the actions, [num_envs, ...], over; `recv` is to follow. What is between may run beside the steps."""
+        if isinstance(self.state, Sent):
+            raise ValueError("these environments were sent actions already: recv is next")
         wrappers = list(self.wrappers)
         for i in reversed(range(len(wrappers))):  # the action travels inwards
             wrappers[i], action = wrappers[i].send(action)
         state = self.backend.send(self.state, check_action(self.backend, action))
-        return self.replace(state=state, wrappers=tuple(wrappers))
+        return self.replace(state=Sent(state), wrappers=tuple(wrappers))
 
     def recv(self):
-        state, timestep = self.backend.recv(self.state)
+        if not isinstance(self.state, Sent):
+            raise ValueError("these environments were sent no actions: send is next")
+        state, timestep = self.backend.recv(self.state.state)
         check_timestep(self.backend, timestep)
         wrappers = list(self.wrappers)
         for i in range(len(wrappers)):  # the observation travels outwards
@@ -187,6 +201,63 @@ class VectorEnv:
     def valid(self, timestep: TimeStep) -> jax.Array:
         """Where the step after this one is experience, [num_envs]: False where it only resets, whatever the action."""
         return jnp.ones_like(timestep.done) if self.autoreset == "same_step" else ~timestep.done
+
+
+class FlattenedBackend(Backend):
+    """Another back end with its observations, or its actions, as float32 vectors, see `spaces.flatten`."""
+
+    def __init__(self, backend: Backend, obs: bool = True, action: bool = False):
+        self.backend, self.num_envs, self.autoreset = backend, backend.num_envs, backend.autoreset
+        obs_space, action_space = backend.single_observation_space, backend.single_action_space
+        self.single_observation_space = flat_space(obs_space) if obs else obs_space
+        self.single_action_space = flat_space(action_space) if action else action_space
+        self.flatten_obs = (lambda x: flatten(obs_space, x)) if obs else lambda x: x
+        self.unflatten_action = (lambda x: unflatten(action_space, x)) if action else lambda x: x
+
+    def flatten_timestep(self, timestep: TimeStep) -> TimeStep:
+        info = dict(timestep.info)
+        if "final_obs" in info:
+            info["final_obs"] = self.flatten_obs(info["final_obs"])
+        return timestep.replace(obs=self.flatten_obs(timestep.obs), info=info)
+
+    def reset(self, state, seed):
+        state, timestep = self.backend.reset(state, seed)
+        return state, self.flatten_timestep(timestep)
+
+    def send(self, state, action):
+        return self.backend.send(state, self.unflatten_action(action))
+
+    def recv(self, state):
+        state, timestep = self.backend.recv(state)
+        return state, self.flatten_timestep(timestep)
+
+
+def for_one_seed(function: Callable, num_seeds: int) -> Callable:
+    """`function(token, x)` of all seeds, x [num_seeds * num_envs, ...], as one of a seed, [num_envs, ...], to vmap.
+
+    For environments that are not arrays and that the token stands for: JAX has no rule to vmap a call to them. The
+    rule here is one call for the environments of all seeds.
+    """
+
+    def call(token, x):
+        token, y = function(token, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), x))
+        return token, jax.tree.map(lambda y: y.reshape(num_seeds, -1, *y.shape[1:]), y)
+
+    @jax.custom_batching.custom_vmap
+    def alone(token, x):  # traced for its types before each vmap
+        token, y = call(token, jax.tree.map(lambda x: jnp.broadcast_to(x, (num_seeds, *x.shape)), x))
+        return token, jax.tree.map(lambda y: y[0], y)
+
+    @alone.def_vmap
+    def together(axis_size, in_batched, token, x):
+        if axis_size != num_seeds or not all(jax.tree.leaves(in_batched)):
+            wanted = "give make a tuple of seeds" if num_seeds == 1 else "vmap over the env and the actions of all"
+            raise ValueError(f"vmap, but these are the environments of {num_seeds} seed(s): {wanted}")
+        token, y = call(token[0], x)
+        outputs = jnp.broadcast_to(token, (num_seeds, *token.shape)), y
+        return outputs, jax.tree.map(lambda _: True, outputs)
+
+    return alone
 
 
 def check_action(backend: Backend, action):

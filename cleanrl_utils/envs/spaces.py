@@ -6,6 +6,7 @@ leading axis [num_envs].
 
 import gymnasium as gym
 import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
@@ -56,3 +57,55 @@ def map_space(function, space: gym.Space, *values):
 def batch_type(space: gym.Space, num_envs: int):
     """The shapes and dtypes of num_envs values: a pytree of jax.ShapeDtypeStruct."""
     return map_space(lambda leaf: jax.ShapeDtypeStruct((num_envs, *leaf.shape), leaf.dtype), space)
+
+
+def flat_space(space: gym.Space) -> Box:
+    """The float32 vectors that `flatten` makes of the space's values, of Gymnasium's `flatten_space`."""
+    flat = gym.spaces.flatten_space(space)
+    return Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
+
+
+def flatten(space: gym.Space, x) -> jax.Array:
+    """A batch of values as float32 vectors, [num_envs, dim], equal to Gymnasium's `flatten` of each one.
+
+    Entries follow each other in the order of the space, integers of Discrete and MultiDiscrete spaces are one-hot.
+    """
+
+    def flatten_leaf(leaf, x):
+        match leaf:
+            case Discrete():
+                return jax.nn.one_hot(x - leaf.start, leaf.n)
+            case MultiDiscrete():
+                columns = (x - leaf.start).reshape(x.shape[0], -1).T
+                one_hot = [jax.nn.one_hot(i, n) for i, n in zip(columns, leaf.nvec.ravel(), strict=True)]
+                return jnp.concatenate(one_hot, axis=1)
+        return x.reshape(x.shape[0], -1).astype(jnp.float32)
+
+    return jnp.concatenate(in_order(space, map_space(flatten_leaf, space, x)), axis=1)
+
+
+def unflatten(space: gym.Space, x: jax.Array):
+    """The values that float32 vectors [num_envs, dim] stand for: of one-hot entries the greatest one counts."""
+
+    def unflatten_leaf(leaf):
+        nonlocal x
+        values, x = jnp.split(x, [gym.spaces.flatdim(leaf)], axis=1)
+        match leaf:
+            case Discrete():
+                return (jnp.argmax(values, axis=1) + leaf.start).astype(leaf.dtype)
+            case MultiDiscrete():
+                one_hot = jnp.split(values, np.cumsum(leaf.nvec.ravel())[:-1], axis=1)
+                values = jnp.stack([jnp.argmax(part, axis=1) for part in one_hot], axis=1)
+                return (values.reshape(-1, *leaf.shape) + leaf.start).astype(leaf.dtype)
+            case MultiBinary():
+                values = values > 0.5
+        return values.reshape(-1, *leaf.shape).astype(leaf.dtype)
+
+    return map_space(unflatten_leaf, space)
+
+
+def in_order(space: gym.Space, values) -> list:
+    """The leaves of one value in the space's order, which differs from JAX's where Dict keys are not sorted."""
+    leaves = []
+    map_space(lambda _, x: leaves.append(x), space, values)
+    return leaves
