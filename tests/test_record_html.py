@@ -447,28 +447,30 @@ def test_brax_poses_are_those_of_mujoco(tmp_path):
     kinematics = importlib.import_module("brax.kinematics")
     env = brax_envs.get_environment("hopper", backend="spring")
     data = mujoco.MjData(env.sys.mj_model)
-    all_poses, expected = [], []
-    for shift in (0, 0.1, 0.2):
-        q = np.asarray(env.sys.init_q) + np.float32(shift)
-        data.qpos = q
+    q = np.asarray(env.sys.init_q) + np.float32([[0], [0.1], [0.2]])
+    expected = []
+    for row in q:
+        data.qpos = row
         mujoco.mj_kinematics(env.sys.mj_model, data)
         expected.append(record_html.poses_of_mujoco(data))
-        x, _ = kinematics.forward(env.sys, jnp.asarray(q), jnp.zeros(env.sys.qd_size()))
-        all_poses.append(x)
-    states = SimpleNamespace(x=jax.tree.map(lambda *leaves: jnp.stack(leaves), *all_poses))
+    forward = jax.jit(jax.vmap(lambda q: kinematics.forward(env.sys, q, jnp.zeros(env.sys.qd_size()))[0]))
+    states = SimpleNamespace(x=forward(q))
     record_html.save_brax_episode(str(tmp_path / "a.html"), env, states, jnp.ones(2), ended="terminated")
     episode = episode_in(tmp_path / "a.html")
     assert (episode["title"], episode["fps"]) == ("Hopper", pytest.approx(125))
     assert [geom["type"] for geom in episode["scene"]["geoms"]] == ["capsule"] * 4
     np.testing.assert_allclose(poses_in(tmp_path / "a.html"), expected, atol=1e-5)
+    one_by_one = [SimpleNamespace(x=jax.tree.map(lambda leaf: leaf[t], states.x)) for t in range(3)]  # noqa: B023
+    record_html.save_brax_episode(str(tmp_path / "b.html"), env, one_by_one, [1.0, 1.0], ended="terminated")
+    assert episode_in(tmp_path / "b.html") == episode
     with pytest.raises(ValueError, match=r"not states of \[3\] and rewards of \[3\]"):
-        record_html.save_brax_episode(str(tmp_path / "b.html"), env, states, jnp.ones(3))
+        record_html.save_brax_episode(str(tmp_path / "c.html"), env, states, jnp.ones(3))
 
 
 # ---- The page
 
 
-NUM_STEPS, BITS = 40, 6
+NUM_STEPS, BITS, FPS = 40, 6, 8
 
 
 def frame_of(t: int) -> np.ndarray:
@@ -494,7 +496,7 @@ TITLE = "</script><script>alert(1)</script><!--<b>&amp;"
 @pytest.fixture(scope="module")
 def video_page(tmp_path_factory):
     path = tmp_path_factory.mktemp("video") / "page.html"
-    episode = EpisodeHTML(str(path), TITLE, fps=25)
+    episode = EpisodeHTML(str(path), TITLE, FPS)
     for t in range(NUM_STEPS + 1):
         episode.add(frame_of(t), None if t == 0 else math.sin(t))
     episode.save("truncated")
@@ -506,7 +508,7 @@ def scene_page(tmp_path_factory):
     """Every kind of geom, falling and turning."""
     mujoco = pytest.importorskip("mujoco")
     path = tmp_path_factory.mktemp("scene") / "page.html"
-    episode = EpisodeHTML(str(path), "Geoms", 25, record_html.scene_of_mujoco(mujoco.MjModel.from_xml_string(GEOMS)))
+    episode = EpisodeHTML(str(path), "Geoms", FPS, record_html.scene_of_mujoco(mujoco.MjModel.from_xml_string(GEOMS)))
     for t in range(NUM_STEPS + 1):
         world = [0, 0, 0, 1, 0, 0, 0]
         body = [0, 0, 1 - t / NUM_STEPS, math.cos(t / 9), 0, math.sin(t / 9), 0]
@@ -552,7 +554,9 @@ def test_play_and_pause(kind, browser, request):
     if kind == "video_page":
         browser.wait_for(f"{SHOWN_FRAME} === {paused}")
     browser.click("play")
+    browser.evaluate("document.getElementById('speed').value = 4, document.getElementById('speed').onchange()")
     browser.wait_for(f"{step} === {NUM_STEPS} && document.getElementById('play').ariaLabel === 'Play'")  # its end
+    browser.evaluate("document.getElementById('speed').value = 1")
     browser.click("play")  # from the start
     browser.wait_for(f"0 < {step} && {step} < {NUM_STEPS}")
     browser.click("chart", across=0.5)

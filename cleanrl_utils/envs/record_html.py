@@ -57,7 +57,7 @@ class FrameEncoder:
     def start_ffmpeg(self, height: int, width: int) -> subprocess.Popen:
         from imageio_ffmpeg import get_ffmpeg_exe
 
-        rate = Fraction(self.fps).limit_denominator(1000)
+        rate = Fraction(float(self.fps)).limit_denominator(1000)
         source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {rate} -i -"
         even_size = "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2"  # H.264 takes no odd ones
         # A key frame every 10, and none that depends on a later one: any frame is found quickly.
@@ -70,7 +70,8 @@ class FrameEncoder:
         """The mp4."""
         _, errors = self.ffmpeg.communicate()
         if self.ffmpeg.returncode != 0:
-            raise OSError(f"ffmpeg: {one_line(errors.decode(errors='replace'))}")
+            reason = one_line(errors.decode(errors="replace")) or f"exit code {self.ffmpeg.returncode}"
+            raise OSError(f"ffmpeg: {reason}")
         with self.file:
             return self.file.read()
 
@@ -465,19 +466,25 @@ def scene_of_brax(sys) -> dict:
     return scene_of_mujoco(sys.mj_model)
 
 
-def poses_of_brax(pipeline_state) -> np.ndarray:
-    """[..., 1 + num_links, 7]: the world's pose and the links', of a state of any of Brax's back ends."""
-    poses = np.concatenate([pipeline_state.x.pos, pipeline_state.x.rot], axis=-1)
-    world = np.broadcast_to(np.float32([0, 0, 0, 1, 0, 0, 0]), (*poses.shape[:-2], 1, 7))
-    return np.concatenate([world, poses], axis=-2)
+def poses_of_brax(pipeline_state):
+    """[..., 1 + num_links, 7]: the world's pose and the links', of a state of any of Brax's back ends; jit takes it."""
+    import jax.numpy as jnp
+
+    poses = jnp.concatenate([pipeline_state.x.pos, pipeline_state.x.rot], axis=-1)
+    world = jnp.broadcast_to(jnp.array([0.0, 0, 0, 1, 0, 0, 0]), (*poses.shape[:-2], 1, 7))
+    return jnp.concatenate([world, poses], axis=-2)
 
 
 def save_brax_episode(path: str, env, pipeline_states, rewards, title: str = "", ended: str = "unfinished") -> None:
     """Writes an episode of a Brax environment, as Brax's own `html.save` does, but to be played without the network.
 
-    `pipeline_states` has a leading axis of time, the reset's first: [num_steps + 1, ...], `rewards`: [num_steps].
+    `pipeline_states`, a list or an axis [num_steps + 1, ...] in front, begins with the reset's; `rewards`: [num_steps].
     """
-    poses, rewards = poses_of_brax(pipeline_states), np.asarray(rewards)
+    if isinstance(pipeline_states, list):
+        poses = np.array([poses_of_brax(state) for state in pipeline_states])
+    else:
+        poses = np.asarray(poses_of_brax(pipeline_states))
+    rewards = np.asarray(rewards)
     if poses.ndim != 3 or rewards.shape != (len(poses) - 1,):
         raise ValueError(
             f"states of [num_steps + 1] and rewards of [num_steps] are needed, not states of {list(poses.shape[:-2])} "
