@@ -32,7 +32,7 @@ What a step means does not depend on the back end:
 A new back end is a subclass of `Backend`; `VectorEnv(backend, state)` does the rest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax
@@ -120,6 +120,9 @@ class Backend:
     def recv(self, state) -> tuple[Any, TimeStep]:
         return self.step(*state)
 
+    def close(self) -> None:
+        """Ends what the environments hold outside of their state, like processes and windows."""
+
 
 @flax.struct.dataclass
 class Sent:
@@ -198,6 +201,9 @@ class VectorEnv:
     def step(self, action):
         return self.send(action).recv()
 
+    def close(self) -> None:
+        self.backend.close()
+
     def valid(self, timestep: TimeStep) -> jax.Array:
         """Where the step after this one is experience, [num_envs]: False where it only resets, whatever the action."""
         return jnp.ones_like(timestep.done) if self.autoreset == "same_step" else ~timestep.done
@@ -230,6 +236,17 @@ class FlattenedBackend(Backend):
     def recv(self, state):
         state, timestep = self.backend.recv(state)
         return state, self.flatten_timestep(timestep)
+
+    def close(self):
+        self.backend.close()
+
+
+def independent_seeds(seeds: Sequence[int], n: int) -> np.ndarray:
+    """n seeds for environments of each seed, [num_seeds, n], of 31 bits, such that no two seeds share a stream.
+
+    EnvPool and Gymnasium give environment i the seed `seed + i`, by which seeds 1 and 2 share all streams but one.
+    """
+    return np.array([np.random.SeedSequence(seed).generate_state(n) >> 1 for seed in seeds])
 
 
 def for_one_seed(function: Callable, num_seeds: int) -> Callable:

@@ -32,7 +32,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cleanrl_utils.envs.base import AUTORESETS, Backend, FlattenedBackend, TimeStep, VectorEnv, for_one_seed
+from cleanrl_utils.envs.base import (
+    AUTORESETS,
+    Backend,
+    FlattenedBackend,
+    TimeStep,
+    VectorEnv,
+    for_one_seed,
+    independent_seeds,
+)
 from cleanrl_utils.envs.spaces import outward_dtype, outward_space
 
 with suppress(OSError):  # EnvPool 1.2.5 (Python 3.11) ends the process when it renders, unless libEGL came first
@@ -114,14 +122,6 @@ def check_arguments(autoreset: str, num_envs: int) -> None:
             f"EnvPool can't be compiled for {jax.default_backend()}: pass envpool.make(..., env_type='gymnasium') to "
             f"gymnasium_callback.make"
         )
-
-
-def independent_seeds(seeds: Sequence[int], n: int) -> np.ndarray:
-    """n seeds for environments of each seed, [num_seeds, n]: positive, of 31 bits.
-
-    EnvPool gives environment i of a pool the seed `seed + i`: pools of seeds 1 and 2 would share all streams but one.
-    """
-    return np.array([np.random.SeedSequence(seed).generate_state(n) >> 1 for seed in seeds])
 
 
 class EnvPoolXla(Backend):
