@@ -91,7 +91,9 @@ def make(
         envs = as_vector_env(envs, num_envs, len(seeds), autoreset)
     backend = GymnasiumCallback(envs, seeds, serve_autoreset(envs, autoreset), info_keys)
     token = jnp.zeros((len(seeds),) * (np.ndim(seed) > 0), jnp.uint32)
-    return VectorEnv(FlattenedBackend(backend, flatten_obs, flatten_action), token)
+    if flatten_obs or flatten_action:
+        backend = FlattenedBackend(backend, flatten_obs, flatten_action)
+    return VectorEnv(backend, token)
 
 
 def as_vector_env(envs, num_envs: int | None, num_seeds: int, autoreset: str | None):
