@@ -108,6 +108,10 @@ def from_pool(pool, *, flatten_obs: bool = False, info_keys: Sequence[str] = ())
         why = "compiled steps would go past what wraps this pool" if is_wrapped else "this is no EnvPool"
         advice = "pass pool.unwrapped, and the wrappers to env.with_wrappers" if is_wrapped else "see envpool.make"
         raise ValueError(f"{why}: {advice}")
+    if not hasattr(pool, "single_observation_space"):
+        raise ValueError("this pool speaks another interface: make it with env_type='gymnasium'")
+    if pool.is_async and pool.config["batch_size"] != 1:
+        raise ValueError(f"batch_size={pool.config['batch_size']} of {len(pool)}: make the pool with 1, or all")
     backend = EnvPoolXla([pool], "same_step" if pool.is_async else "next_step", info_keys, num_seeds=1)
     return VectorEnv(FlattenedBackend(backend) if flatten_obs else backend, backend.token)
 
@@ -139,7 +143,10 @@ class EnvPoolXla(Backend):
         self.single_action_space = outward_space(pool.action_space)
         tokens, *functions = zip(*(xla_functions(pool, autoreset, info_keys) for pool in pools), strict=True)
         self.token = tokens[0]
-        self._reset, self._send, self._recv = (for_one_seed(for_own_device(each), num_seeds) for each in functions)
+        # Compiled by themselves, too, or steps outside of compiled code would be compiled anew each time.
+        self._reset, self._send, self._recv = (
+            jax.jit(for_one_seed(for_own_device(each), num_seeds)) for each in functions
+        )
 
     def reset(self, token, seed):
         if seed is not None:
