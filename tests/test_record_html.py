@@ -7,11 +7,13 @@ import json
 import math
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium as gym
 import jax
@@ -69,6 +71,7 @@ class Browser:
 
     def read(self) -> dict:
         while b"\0" not in self.unread:
+            assert select.select([self.answers], [], [], 60)[0], "Chromium does not answer"
             data = os.read(self.answers, 1 << 20)
             assert data, "Chromium has ended"
             self.unread += data
@@ -224,7 +227,18 @@ def test_an_endless_episode_is_cut_off(tmp_path):
     assert recorder.episode is None
 
 
-def test_a_file_that_cannot_be_written_costs_a_line(tmp_path, capfd):
+def test_steps_after_the_end_are_no_episode(tmp_path):
+    recorder = HTMLRecorder(tmp_path, Script().picture, "x", lambda i: True, scene=ONE_BODY)
+    recorder.step(1, False, False)  # nor those before a reset
+    recorder.reset()
+    for terminated in (True, False, True):
+        recorder.step(1, terminated, False)
+    recorder.close()
+    assert os.listdir(tmp_path) == ["rl-episode-0.html"]
+    assert episode_in(tmp_path / "rl-episode-0.html")["rewards"] == [1]
+
+
+def test_a_file_that_cannot_be_written_costs_a_line(tmp_path, capfd, monkeypatch):
     (tmp_path / "file").write_text("")
     script = Script()
     script.record(HTMLRecorder(tmp_path / "file", script.picture, "x", scene=ONE_BODY), 4, AutoresetMode.DISABLED)
@@ -236,7 +250,10 @@ def test_a_file_that_cannot_be_written_costs_a_line(tmp_path, capfd):
     recorder.episode.encoder.ffmpeg.kill()
     recorder.step(1, True, False)
     recorder.reset()  # goes on
-    assert "is not written: ffmpeg" in capfd.readouterr().err
+    assert "is not written: ffmpeg: exit code -9\n" in capfd.readouterr().err
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    script.record(HTMLRecorder(tmp_path, script.picture, "x", scene=ONE_BODY), 4, AutoresetMode.DISABLED)
+    assert "rl-episode-0.html is not written: [Errno 28]" in capfd.readouterr().err
     assert (tmp_path / "rl-episode-0.html").read_text() == "before"
 
 
@@ -490,7 +507,7 @@ SHOWN_FRAME = f"""(() => {{
     const bit = (i) => context.getImageData(32 * i + 16, 16, 1, 1).data[0] > 127;
     return [...Array({BITS}).keys()].reduce((n, i) => n | bit(i) << i, 0);
 }})()"""
-TITLE = "</script><script>alert(1)</script><!--<b>&amp;"
+TITLE = "</script><script>injected = 1</script><!--<b>&amp;"
 
 
 @pytest.fixture(scope="module")
@@ -534,6 +551,7 @@ def test_video_is_found_picture_by_picture(browser, video_page):
         browser.wait_for("!document.getElementById('video').seeking")
         assert (browser.evaluate(SHOWN_FRAME), browser.text("step")) == (t, str(t))
     assert browser.text("title") == TITLE  # as text
+    assert browser.evaluate("typeof injected") == "undefined"
     assert float(browser.text("return")) == pytest.approx(sum(map(math.sin, range(1, NUM_STEPS + 1))), abs=1e-3)
     assert (browser.text("length"), browser.text("ended")) == ("40", "truncated")
     assert browser.text("reward") == f"{math.sin(11):.3f}"
@@ -562,7 +580,8 @@ def test_play_and_pause(kind, browser, request):
     browser.click("chart", across=0.5)
     middle = browser.evaluate(step)
     assert abs(middle - NUM_STEPS / 2) < 3
-    browser("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
+    browser.evaluate("document.getElementById('slider').focus()")  # one step, not its own as well
+    browser("Input.dispatchKeyEvent", type="rawKeyDown", key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
     assert browser.evaluate(step) == middle + 1
     browser("Input.dispatchKeyEvent", type="keyDown", key=" ", text=" ")
     browser.wait_for(f"{step} > {middle} + 2")
