@@ -8,8 +8,12 @@ below 0. There are two of them, with ACTIONS [8, 2].
 from dataclasses import dataclass
 
 import gymnasium as gym
+import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
+
+from cleanrl_utils.envs.base import TimeStep
+from cleanrl_utils.envs.jax_envs import JaxEnv
 
 ACTIONS = np.array([[1, 1], [2, -2], [3, -3], [4, 4], [5, 5], [6, 6], [7, 7], [8, 8]], np.float32)
 
@@ -139,6 +143,25 @@ class CountVectorEnv(VectorEnv):
         self.obs[resets], reward[resets], terminated[resets], truncated[resets] = 0, 0, False, False
         self.done = terminated | truncated
         return self.obs.copy(), reward, terminated, truncated, {}
+
+
+class CountJaxEnv(JaxEnv):
+    """The same, written in JAX. `make` sets the limit at which it is truncated."""
+
+    observation_space = gym.spaces.Box(-100, 100, (2,), np.float32)
+    action_space = gym.spaces.Box(-100, 100, (), np.float32)
+
+    def __init__(self, length: int, ends: str):
+        self.length = length if ends == "terminated" else np.inf
+        self.max_episode_steps = length if ends == "truncated" else None
+
+    def reset(self, key):
+        return 0, jnp.zeros(2)
+
+    def step(self, steps, action, key):
+        steps += 1
+        terminated = (action < 0) | (steps == self.length)
+        return steps, TimeStep(jnp.stack([steps, action]), 10 * steps + action, terminated, truncated=False, info={})
 
 
 class EchoEnv(gym.Env):

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from envs_toys import ACTIONS, TABLES, CountEnv, CountVectorEnv
+from envs_toys import ACTIONS, TABLES, CountEnv, CountJaxEnv, CountVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from cleanrl_utils.envs import gymnasium_callback
+from cleanrl_utils.envs import gymnasium_callback, jax_envs
 from cleanrl_utils.envs.wrappers import RecordEpisodeStatistics
 
 pytestmark = [
@@ -50,6 +50,7 @@ BACKENDS = {
     ]
     for mode in modes
 }
+BACKENDS["jax"] = lambda length, ends, autoreset: jax_envs.make(CountJaxEnv(length, ends), 2, autoreset=autoreset)
 CASES = [
     (backend, *case)
     for backend in BACKENDS
