@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
-from cleanrl_utils.envs.base import EnvWrapper, TimeStep
+from cleanrl_utils.envs.base import Backend, EnvWrapper, TimeStep, VectorEnv
 from cleanrl_utils.envs.wrappers import (
     ClipAction,
     Compose,
@@ -614,6 +614,36 @@ def test_types_stay_so_that_scan_can_carry_them_and_nothing_compiles_twice(autor
     assert jax.tree.structure(after_send) == jax.tree.structure(after_recv)
     assert types(from_reset) == types(from_recv)
     assert from_recv.obs.shape == (NUM_ENVS, 3, 2)
+
+
+class ReplayBackend(Backend):
+    """A stream as a back end, whose state is the row."""
+
+    def __init__(self, stream):
+        self.stream = jax.tree.map(jnp.asarray, stream.timestep(slice(None)))
+        self.num_envs, self.autoreset = NUM_ENVS, stream.autoreset
+        self.single_observation_space, self.single_action_space = Box(-np.inf, np.inf, (2,)), SPACES["bounded"]
+
+    def reset(self, state, seed):
+        return jnp.array(0), jax.tree.map(lambda x: x[0], self.stream)
+
+    def step(self, state, action):
+        return state + 1, jax.tree.map(lambda x: x[state + 1], self.stream)
+
+
+@autoresets
+def test_a_vector_env_carries_its_wrappers_through_scan(autoreset):
+    stream = example_stream(autoreset)
+    env = VectorEnv(ReplayBackend(stream), None).with_wrappers(*all_wrappers())
+    env, first = jax.jit(lambda env: env.reset())(env)
+    actions = jnp.full((NUM_STEPS, NUM_ENVS, 3), 2.0)
+    env, rest = jax.jit(lambda env: jax.lax.scan(lambda env, action: env.step(action), env, actions))(env)
+    _, expected = play(Compose(all_wrappers()), stream)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, first, expected[0])
+    jax.tree.map(close, rest, jax.tree.map(lambda *x: np.stack(x), *expected[1:]))
+    assert env.single_observation_space == Box(-5, 5, (3, 2))
+    assert env.single_action_space == Box(-np.inf, np.inf, (3,))
 
 
 @autoresets

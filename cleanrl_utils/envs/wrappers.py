@@ -188,39 +188,31 @@ class RecordEpisodeStatistics(EnvWrapper):
             empty = xp.zeros_like(xp.broadcast_to(reward[:1], (self.buffer_length,)), dtype=xp.float32)
             count = xp.sum(lengths, dtype=xp.int32)
             wrapper = wrapper.replace(episode_count=count, return_queue=empty, length_queue=xp.astype(empty, xp.int32))
-        return wrapper, wrapper.with_episode(timestep)
+        return wrapper, self.with_episode(timestep, returns, lengths)
 
     def recv(self, timestep):
         xp, done = array_namespace(timestep.reward), timestep.done
-        reward = xp.astype(timestep.reward, xp.float32)
-        returns = where_rows(self.reset_due, xp.zeros_like(self.returns), self.returns + reward)
-        lengths = where_rows(self.reset_due, xp.zeros_like(self.lengths), self.lengths + 1)
-        wrapper = self.replace(returns=returns, lengths=lengths)
-        timestep = wrapper.with_episode(timestep)
+        returns = where_rows(~self.reset_due, self.returns + xp.astype(timestep.reward, xp.float32), 0.0)
+        lengths = where_rows(~self.reset_due, self.lengths + 1, 0)
         # The ended episodes are moved behind the queue and the others to the front, where they fall off.
         kept = xp.concat([xp.ones_like(self.length_queue), xp.astype(done, xp.int32)])
         order = xp.argsort(kept, stable=True)[done.shape[0] :]
-        wrapper = wrapper.replace(
+        wrapper = self.replace(
+            returns=where_rows(~done, returns, 0.0),
+            lengths=where_rows(~done, lengths, 0),
+            reset_due=resets_next(timestep),
             episode_count=self.episode_count + xp.sum(done, dtype=xp.int32),
             return_queue=xp.take(xp.concat([self.return_queue, returns]), order, axis=0),
             length_queue=xp.take(xp.concat([self.length_queue, lengths]), order, axis=0),
-            reset_due=resets_next(timestep),
         )
-        if in_same_step(timestep):  # the next step is the first of a new episode
-            wrapper = wrapper.replace(
-                returns=where_rows(done, xp.zeros_like(returns), returns),
-                lengths=where_rows(done, xp.zeros_like(lengths), lengths),
-            )
-        return wrapper, timestep
+        return wrapper, self.with_episode(timestep, returns, lengths)
 
-    def with_episode(self, timestep):
-        if self.stats_key in timestep.info or f"_{self.stats_key}" in timestep.info:
-            raise ValueError(f"info has {self.stats_key!r} already: pass another stats_key to RecordEpisodeStatistics")
-        done = timestep.done
-        xp = array_namespace(done)
-        episode = {"r": xp.where(done, self.returns, xp.zeros_like(self.returns))}
-        episode["l"] = xp.where(done, self.lengths, xp.zeros_like(self.lengths))
-        return timestep.replace(info={**timestep.info, self.stats_key: episode, f"_{self.stats_key}": done})
+    def with_episode(self, timestep, returns, lengths):
+        key, done, info = self.stats_key, timestep.done, timestep.info
+        if key in info or f"_{key}" in info:
+            raise ValueError(f"info has {key!r} already: pass another stats_key to RecordEpisodeStatistics")
+        episode = {"r": where_rows(done, returns, 0.0), "l": where_rows(done, lengths, 0)}
+        return timestep.replace(info={**info, key: episode, f"_{key}": done})
 
 
 @flax.struct.dataclass
@@ -317,12 +309,11 @@ class NormalizeReward(EnvWrapper):
     def recv(self, timestep):
         xp = array_namespace(timestep.reward)
         reward = xp.astype(timestep.reward, xp.float32)
-        zeros = xp.zeros_like(self.returns)
-        before = self.returns if self.per_episode else where_rows(timestep.terminated, zeros, self.returns)
+        before = self.returns if self.per_episode else where_rows(~timestep.terminated, self.returns, 0.0)
         returns = where_rows(self.reset_due, self.returns, self.gamma * before + reward)
         stats = self.stats.update(returns, ~self.reset_due, self.axis_name) if self.training else self.stats
         if self.per_episode or in_same_step(timestep):
-            returns = where_rows(timestep.done, zeros, returns)
+            returns = where_rows(~timestep.done, returns, 0.0)
         wrapper = self.replace(stats=stats, returns=returns, reset_due=resets_next(timestep))
         return wrapper, timestep.replace(reward=reward / stats.std(self.epsilon))
 
