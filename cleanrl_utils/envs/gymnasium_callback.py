@@ -190,8 +190,14 @@ class GymnasiumCallback(Backend):
         if self.autoreset == "same_step":
             info["final_obs"] = obs
         timestep = TimeStep(obs, jax.ShapeDtypeStruct((n,), np.float32), flag, flag, info)
+        leaves, structure = jax.tree.flatten((token, x))
+
+        def on_host(packed):
+            return function(*jax.tree.unflatten(structure, unpack(np.asarray(packed), leaves)))
+
+        leaves, packed = [jax.typeof(leaf) for leaf in leaves], pack(leaves)
         types = jax.ShapeDtypeStruct((), np.uint32), timestep
-        return jax.experimental.io_callback(function, types, token, x, ordered=True)
+        return jax.experimental.io_callback(on_host, types, packed, ordered=True)
 
     # ------------------------------------------------------------ on the host: NumPy, as JAX would wait for itself
     def _reset_on_host(self, token, seed, is_for_each: bool = False):
@@ -292,6 +298,17 @@ class GymnasiumCallback(Backend):
                     there = where & source.get(f"_{name}", np.ones(len(done), bool))
                     info[name][there] = np.asarray(source[name])[there]
         return info
+
+
+def pack(leaves: Sequence[jax.Array]) -> jax.Array:
+    """The bytes of all arrays in one, since each that a callback takes costs it 0.1 ms."""
+    return jnp.concatenate([jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(-1) for x in leaves])
+
+
+def unpack(packed: np.ndarray, types: Sequence[jax.ShapeDtypeStruct]) -> list[np.ndarray]:
+    ends = np.cumsum([x.size * x.dtype.itemsize for x in types])
+    parts = np.split(packed, ends[:-1])
+    return [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, types, strict=True)]
 
 
 def put(x: np.ndarray, i: int, value) -> None:
