@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from cleanrl_utils.envs.base import TimeStep
+from cleanrl_utils.envs.base import Backend, TimeStep
 from cleanrl_utils.envs.jax_envs import JaxEnv
 
 ACTIONS = np.array([[1, 1], [2, -2], [3, -3], [4, 4], [5, 5], [6, 6], [7, 7], [8, 8]], np.float32)
@@ -162,6 +162,36 @@ class CountJaxEnv(JaxEnv):
         steps += 1
         terminated = (action < 0) | (steps == self.length)
         return steps, TimeStep(jnp.stack([steps, action]), 10 * steps + action, terminated, truncated=False, info={})
+
+
+class CountBackend(Backend):
+    """The same in JAX, the smallest back end there is; its state is the steps of each episode and who was done."""
+
+    single_observation_space = gym.spaces.Box(-100, 100, (2,), np.float32)
+    single_action_space = gym.spaces.Box(-100, 100, (), np.float32)
+
+    def __init__(self, num_envs: int, length: int, ends: str, autoreset: str):
+        self.num_envs, self.length, self.ends, self.autoreset = num_envs, length, ends, autoreset
+
+    def reset(self, state, seed):
+        zeros, no = jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, bool)
+        return (zeros, no), self.time_step(jnp.zeros((self.num_envs, 2)), no, zeros, no, no)
+
+    def step(self, state, action):
+        steps, was_done = state
+        steps = jnp.where(was_done, 0, steps + 1)
+        is_last = (steps == self.length) & (action >= 0)
+        terminated = ~was_done & ((action < 0) | (is_last & (self.ends == "terminated")))
+        truncated = is_last & (self.ends == "truncated")
+        obs = jnp.where(was_done, 0, jnp.stack([steps, action])).T
+        reward = jnp.where(was_done, 0, 10 * steps + action)
+        done, same_step = terminated | truncated, self.autoreset == "same_step"
+        timestep = self.time_step(obs, done & same_step, reward, terminated, truncated)
+        return (jnp.where(done & same_step, 0, steps), done & (not same_step)), timestep
+
+    def time_step(self, obs, starts_next, reward, terminated, truncated):
+        info = {"final_obs": obs} if self.autoreset == "same_step" else {}
+        return TimeStep(jnp.where(starts_next[:, None], 0, obs), reward, terminated, truncated, info)
 
 
 class EchoEnv(gym.Env):

@@ -6,14 +6,17 @@ environments.
 
 from functools import partial
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from envs_toys import ACTIONS, TABLES, CountEnv, CountJaxEnv, CountVectorEnv
+from envs_toys import ACTIONS, TABLES, CountBackend, CountEnv, CountJaxEnv, CountVectorEnv
+from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from cleanrl_utils.envs import gymnasium_callback, jax_envs
+from cleanrl_utils.envs.base import EnvWrapper, TimeStep, VectorEnv
 from cleanrl_utils.envs.wrappers import RecordEpisodeStatistics
 
 pytestmark = [
@@ -21,8 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
-
-NATIVE_MODES = {"next_step": [AutoresetMode.NEXT_STEP], "same_step": list(AutoresetMode)}
 
 
 def gymnasium_env(make_envs, mode, length, ends, autoreset):
@@ -50,6 +51,7 @@ BACKENDS = {
     ]
     for mode in modes
 }
+BACKENDS["smallest"] = lambda *case: VectorEnv(CountBackend(2, *case), None).reset()[0]
 BACKENDS["jax"] = lambda length, ends, autoreset: jax_envs.make(CountJaxEnv(length, ends), 2, autoreset=autoreset)
 CASES = [
     (backend, *case)
@@ -132,3 +134,57 @@ def test_the_types_are_those_of_the_spaces(backend):
         env.send(ACTIONS[0]).reset()
     with pytest.raises(ValueError, match="send is next"):
         env.recv()
+
+
+# ---------------------------------------------------------------- what VectorEnv does for all of them
+def test_a_back_end_that_returns_something_else_than_it_declares_is_told_so():
+    backend = CountBackend(2, 3, "terminated", "same_step")
+
+    def returning(**changes):
+        return lambda *args: TimeStep(*args[:1], *args[2:], info={"final_obs": args[0]}).replace(**changes)
+
+    for changes, message in [
+        ({"reward": jnp.zeros(2, int)}, r"returns reward int32\(2,\) instead of float32\(2,\)"),
+        ({"obs": {"a": jnp.zeros((2, 2))}}, r"returns obs {a: float32\(2, 2\)} instead of float32\(2, 2\)"),
+        ({"truncated": jnp.zeros((2, 1), bool)}, r"returns truncated bool\(2, 1\) instead of bool\(2,\)"),
+        ({"info": {}}, r"returns info\['final_obs'\] None instead of float32\(2, 2\)"),
+    ]:
+        backend.time_step = returning(**changes)
+        with pytest.raises(TypeError, match="CountBackend " + message) as raised:
+            VectorEnv(backend, None).reset()
+        assert "\n" not in str(raised.value)
+
+
+@flax.struct.dataclass
+class Affine(EnvWrapper):
+    """Multiplies and adds, so that the order shows in the result; counts its calls, so that lost state shows."""
+
+    calls: jax.Array
+    factor: float = flax.struct.field(pytree_node=False)
+    offset: float = flax.struct.field(pytree_node=False)
+
+    def reset(self, timestep):
+        wrapper, timestep = self.recv(timestep)
+        return wrapper.replace(calls=self.calls + 10_000), timestep
+
+    def send(self, action):
+        return self.replace(calls=self.calls + 1), action * self.factor + self.offset
+
+    def recv(self, timestep):
+        obs = timestep.obs * self.factor + self.offset
+        return self.replace(calls=self.calls + 100), timestep.replace(obs=obs)
+
+    def observation_space(self, space):
+        return Box(space.low * self.factor + self.offset, space.high * self.factor + self.offset)
+
+
+def test_reset_and_recv_run_from_the_environment_outwards_and_send_inwards():
+    inner, outer = Affine(jnp.array(0), factor=2.0, offset=0.0), Affine(jnp.array(0), factor=1.0, offset=1.0)
+    env = BACKENDS["smallest"](5, "truncated", "next_step").with_wrappers(inner).with_wrappers(outer)
+    env, timestep = env.reset()
+    np.testing.assert_array_equal(timestep.obs, np.ones((2, 2)))  # the other way round it would be (0 + 1) * 2
+    env, timestep = env.step(jnp.array([5.0, 6.0]))
+    sent = np.array([(5 + 1) * 2, (6 + 1) * 2])  # the outer wrapper is the first to see the action
+    np.testing.assert_array_equal(timestep.obs, np.stack([np.ones(2), sent], axis=1) * 2 + 1)
+    assert [int(wrapper.calls) for wrapper in env.wrappers] == [10_101, 10_101]
+    assert env.single_observation_space == Box(-199, 201, (2,))

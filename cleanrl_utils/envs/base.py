@@ -10,8 +10,8 @@ A training loop carries a `VectorEnv` and its last `TimeStep` through `jax.lax.s
         env, next_timestep = env.step(action)
         return (env, next_timestep, key), (timestep.obs, action, next_timestep, valid)
 
-    env = make(...)  # of a back end: envpool_xla, gymnasium_callback, jax_envs
-    env, timestep = env.reset(seed=1)
+    env = make(..., num_envs=64, seed=1)  # of a back end: envpool_xla, gymnasium_callback, jax_envs
+    env, timestep = env.reset()
     carry, rollout = jax.lax.scan(step, (env, timestep, jax.random.key(1)), length=128)
 
 What a step means does not depend on the back end:
@@ -29,7 +29,8 @@ What a step means does not depend on the back end:
 - Floats are float32. Integers are what they are, 32 bits at most. The spaces tell: they are Gymnasium's, with the
   dtypes that arrays have here.
 
-A new back end is a subclass of `Backend`; `VectorEnv(backend, state)` does the rest.
+A new back end is a subclass of `Backend`; `VectorEnv(backend, state)` does the rest. The smallest one is `CountBackend`
+in tests/envs_toys.py; one more entry in tests/test_envs_conformance.py holds it to the above.
 """
 
 from collections.abc import Callable, Sequence
