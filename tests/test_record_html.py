@@ -361,6 +361,8 @@ def test_environments_that_cannot_be_rendered(tmp_path):
         RecordHTML(Lamp(), str(tmp_path))
     with pytest.raises(ValueError, match=line):
         RecordHTMLVector(gym.vector.SyncVectorEnv([Lamp]), str(tmp_path))
+    with pytest.raises(ValueError, match="a scene is drawn from poses, not from frames: pass render="):
+        RecordHTML(Lamp("rgb_array"), str(tmp_path), scene=ONE_BODY)
     env = RecordHTML(Lamp("rgb_array"), str(tmp_path), render=lambda: 1 / 0)
     with pytest.raises(RuntimeError, match=r"can't render \(division by zero\). MuJoCo without a display needs .*egl"):
         env.reset()

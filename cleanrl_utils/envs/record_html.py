@@ -256,8 +256,8 @@ class RecordHTML(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """Records episodes of a single environment: Gymnasium's `RecordVideo` for HTML files.
 
     `title` is the page's, the environment's id if it is None; `HTMLRecorder` explains the others. Without `render`,
-    frames are those of `env.render()`, which needs `render_mode="rgb_array"`. Poses instead of
-    frames, for a MuJoCo environment, with nothing to install and a file a tenth as large:
+    frames are those of `env.render()`, which needs `render_mode="rgb_array"`. Poses instead of frames, for a MuJoCo
+    environment, with nothing to install and a file a tenth as large:
 
         model, data = env.unwrapped.model, env.unwrapped.data
         env = RecordHTML(env, "videos", scene=scene_of_mujoco(model), render=lambda: poses_of_mujoco(data))
@@ -291,7 +291,7 @@ class RecordHTML(gym.Wrapper, gym.utils.RecordConstructorArgs):
         super().__init__(env)
         self.recorder = HTMLRecorder(
             folder,
-            render or render_of(env, env.render),
+            render or render_of(env, env.render, scene),
             title or title_of(env),
             episode_trigger,
             name_prefix,
@@ -340,7 +340,7 @@ class RecordHTMLVector(gym.vector.VectorWrapper):
             raise ValueError("the environment's metadata lack autoreset_mode: add gymnasium.vector.AutoresetMode's")
         self.recorder = HTMLRecorder(
             folder,
-            render or render_of(env, first_frame_of(env)),
+            render or render_of(env, first_frame_of(env), scene),
             title or title_of(env),
             episode_trigger,
             name_prefix,
@@ -374,8 +374,10 @@ def title_of(env) -> str:
     return getattr(env.spec, "id", None) or type(env.unwrapped).__name__
 
 
-def render_of(env, render: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
+def render_of(env, render: Callable[[], np.ndarray], scene: dict | None) -> Callable[[], np.ndarray]:
     """`render`, if the environment was made so that it can."""
+    if scene is not None:
+        raise ValueError("a scene is drawn from poses, not from frames: pass render= a function that returns them")
     if env.render_mode != "rgb_array":
         raise ValueError(f'render_mode is {env.render_mode!r}: make the environment with render_mode="rgb_array"')
     return render
