@@ -320,6 +320,17 @@ def test_recorded_episodes_are_gymnasiums(kind, autoreset, parts):
 
 
 @kinds
+@pytest.mark.parametrize("buffer_length", [0, 100])
+def test_queues_may_be_empty_or_longer_than_all_episodes(kind, buffer_length):
+    stream = example_stream("same_step")
+    wrapper, timesteps = play(RecordEpisodeStatistics(buffer_length=buffer_length), stream, kind)
+    returns = np.concatenate([timestep.info["episode"]["r"][timestep.info["_episode"]] for timestep in timesteps])
+    assert wrapper.episode_count == len(returns) == stream.done.sum()
+    filled = np.concatenate([np.zeros(100), returns])[len(returns) :]
+    np.testing.assert_array_equal(wrapper.return_queue, filled[:buffer_length])
+
+
+@kinds
 @quick
 @given(parts=parts)
 def test_observation_statistics_under_same_step_see_final_observations_too(kind, parts):
@@ -414,6 +425,8 @@ def test_shrunk_images_are_means_by_area(kind, old, new):
     assert resized.dtype == np.uint8 and resized.shape == (2, *new, *old[2:])
     by_hand = np.stack([area_by_repetition(image, new) for image in images])
     assert np.abs(resized - by_hand).max() <= 0.5 + 1e-4  # nothing but the rounding
+    if old[:2] == (2 * new[0], 2 * new[1]):
+        np.testing.assert_array_equal(resized, np.floor(by_hand + 0.5))
     np.testing.assert_array_equal(resize(images, old[:2]), images)
 
 

@@ -166,8 +166,9 @@ class RecordEpisodeStatistics(EnvWrapper):
 
     The mask `info["_episode"]` says in which environments one did; in the others both are 0. Both are always there,
     whether or not an episode ended. There is no "t": compiled code has no clock. `return_queue` and `length_queue`,
-    [buffer_length], end with those of the last `episode_count` episodes, oldest first. Rewards are summed as they
-    arrive: put it inside of what changes them. Raises ValueError where `info` has that name already.
+    [buffer_length], end with those of the last `episode_count` episodes, oldest first; with buffer_length 0 they cost
+    nothing. Rewards are summed as they arrive: put it inside of what changes them. Raises ValueError where `info` has
+    that name already.
     """
 
     returns: Any = None
@@ -194,9 +195,9 @@ class RecordEpisodeStatistics(EnvWrapper):
         xp, done = array_namespace(timestep.reward), timestep.done
         returns = where_rows(~self.reset_due, self.returns + xp.astype(timestep.reward, xp.float32), 0.0)
         lengths = where_rows(~self.reset_due, self.lengths + 1, 0)
-        # The ended episodes are moved behind the queue and the others to the front, where they fall off.
-        kept = xp.concat([xp.ones_like(self.length_queue), xp.astype(done, xp.int32)])
-        order = xp.argsort(kept, stable=True)[done.shape[0] :]
+        # The queue's next entries: the last ones of those that it has and of the ended episodes, in their order.
+        rank = xp.cumulative_sum(xp.concat([xp.ones_like(self.length_queue), xp.astype(done, xp.int32)]))
+        order = xp.searchsorted(rank, rank[: self.buffer_length] + rank[-1] - self.buffer_length)
         wrapper = self.replace(
             returns=where_rows(~done, returns, 0.0),
             lengths=where_rows(~done, lengths, 0),
