@@ -201,11 +201,11 @@ class ReplayOne(gym.Env):
         return timestep.next_obs, timestep.reward, timestep.terminated, timestep.truncated, {}
 
 
-def play_gym(env):
+def play_gym(env, num_steps=NUM_STEPS):
     """obs, reward and info of Gymnasium's environment, one for reset and one for each step."""
     obs, info = env.reset()
     rows = [(np.array(obs), np.zeros(env.num_envs), info)]
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         obs, reward, _, _, info = env.step(np.zeros((env.num_envs, 1), np.float32))
         rows.append((np.array(obs), np.array(reward), info))
     return rows
@@ -279,19 +279,52 @@ def test_a_wrapper_does_what_gymnasiums_does(kind, name, autoreset, parts):
             np.testing.assert_allclose(timestep.info["final_obs"][i], info["final_obs"][i], rtol=1e-4, atol=1e-4)
 
 
+def record_cart_pole(autoreset, num_steps):
+    """Episodes of CartPole that end either way."""
+    kwargs = {"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": MODES[autoreset]}}
+    envs = gym.make_vec("CartPole-v1", NUM_ENVS, max_episode_steps=20, **kwargs)
+    envs.action_space.seed(1)
+    no = np.zeros(NUM_ENVS, bool)
+    rows = [(envs.reset(seed=1)[0], np.zeros(NUM_ENVS), no, no, {})]
+    rows += [envs.step(envs.action_space.sample()) for _ in range(num_steps)]
+    obs, reward, terminated, truncated, infos = zip(*rows, strict=True)
+    final_obs = None
+    if autoreset == "same_step":
+        final_obs = np.array(obs)
+        for t, info in enumerate(infos):
+            for i in np.flatnonzero(info.get("_final_obs", no)):
+                final_obs[t, i] = info["final_obs"][i]
+    terminated, truncated = np.array(terminated), np.array(truncated) & ~np.array(terminated)
+    return Stream(np.array(obs), np.float32(reward), terminated, truncated, final_obs)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("name", "autoreset"),
+    [("NormalizeReward", "next_step"), ("NormalizeReward", "same_step"), ("NormalizeObservation", "next_step")],
+)
+def test_statistics_stay_gymnasiums_over_hundreds_of_steps(kind, name, autoreset):
+    stream = record_cart_pole(autoreset, num_steps=300)
+    assert stream.terminated.sum() > 10 and stream.truncated.sum() > 10
+    wrapper, make_gym = PARITY[name]
+    env = make_gym(stream)
+    played, timesteps = play(wrapper, stream, kind)
+    for timestep, (obs, reward, _) in zip(timesteps, play_gym(env, num_steps=300), strict=True):
+        np.testing.assert_allclose(timestep.obs, obs, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(timestep.reward, reward, rtol=1e-4)
+    expected = env.return_rms if name == "NormalizeReward" else env.obs_rms
+    for field in ("mean", "var", "count"):
+        np.testing.assert_allclose(getattr(played.stats, field), getattr(expected, field), rtol=1e-4, atol=1e-6)
+
+
+@kinds
 @autoresets
-def test_transformed_images_are_gymnasiums(autoreset):
+def test_gray_images_are_gymnasiums(kind, autoreset):
     stream = example_stream(autoreset, shape=(4, 6, 3))
     for keep_dim in (False, True):
-        make_gym = sync(partial(gym.wrappers.GrayscaleObservation, keep_dim=keep_dim))
-        compare_images(GrayscaleObservation(keep_dim), make_gym(stream), stream)
-
-
-def compare_images(wrapper, env, stream):
-    rows = play_gym(env)
-    for kind in ("numpy", "jax"):
-        _, timesteps = play(wrapper, stream, kind)
-        for timestep, (obs, _, info) in zip(timesteps, rows, strict=True):
+        env = sync(partial(gym.wrappers.GrayscaleObservation, keep_dim=keep_dim))(stream)
+        _, timesteps = play(GrayscaleObservation(keep_dim), stream, kind)
+        for timestep, (obs, _, info) in zip(timesteps, play_gym(env), strict=True):
             np.testing.assert_array_equal(timestep.obs, obs)
             assert timestep.obs.dtype == np.uint8
             for i in np.flatnonzero(info.get("_final_obs", [])):

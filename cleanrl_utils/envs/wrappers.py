@@ -381,8 +381,8 @@ class GrayscaleObservation(EnvWrapper):
     reset = recv
 
     def gray(self, obs):
-        check_image(obs.shape[1:], obs.dtype, array_namespace(obs).uint8, channels=3)
         xp = array_namespace(obs)
+        check_image(obs.shape[1:], obs.dtype, xp.uint8, channels=3)
         rgb = xp.astype(obs, xp.int32)
         gray = (2125 * rgb[..., 0] + 7154 * rgb[..., 1] + 721 * rgb[..., 2]) // 10000
         return xp.astype(gray[..., None] if self.keep_dim else gray, xp.uint8)
