@@ -174,7 +174,7 @@ class CountBackend(Backend):
         self.num_envs, self.length, self.ends, self.autoreset = num_envs, length, ends, autoreset
 
     def reset(self, state, seed):
-        zeros, no = jnp.zeros(self.num_envs), jnp.zeros(self.num_envs, bool)
+        zeros, no = jnp.full(self.num_envs, 0.0), jnp.zeros(self.num_envs, bool)  # `full` is weakly typed
         return (zeros, no), self.time_step(jnp.zeros((self.num_envs, 2)), no, zeros, no, no)
 
     def step(self, state, action):

@@ -309,7 +309,7 @@ def test_one_environment_for_evaluation():
 
 # ---------------------------------------------------------------- errors inside of the environments
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_what_an_environment_raises_is_raised_and_the_program_goes_on(kind, capfd):
+def test_what_an_environment_raises_is_raised_and_the_program_goes_on(kind, caplog):
     envs = kind([FaultyEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     env, _ = make(envs).reset()
     with pytest.raises(FaultyEnvError, match="the action is 4") as raised:
@@ -318,7 +318,7 @@ def test_what_an_environment_raises_is_raised_and_the_program_goes_on(kind, capf
     if kind == SyncVectorEnv:
         frames = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
         assert frames[-1] == "step" and "envs_toys.py" in traceback.extract_tb(raised.value.__traceback__)[-1].filename
-        assert "Traceback" not in capfd.readouterr().err
+        assert not caplog.records, "JAX would print the traceback once more"
         with pytest.raises(RuntimeError, match="to be reset before they are stepped"):
             env.step(ACTIONS[0])
         env, timesteps = rollout(env, ACTIONS[:3])
