@@ -9,6 +9,7 @@ Where it differs from the other back ends:
 - The seed is given to `make`, for EnvPool takes none later: `reset` goes on with the streams.
 - A termination exactly on the last step that is allowed arrives as a truncation.
 - Environments are state of the process, which `env` only orders: each `env` that `step` returns is to be used, once.
+  Compiled functions hold them: after `jax.clear_caches()` they are freed with `env`.
 
 Many seeds: `make(..., seed=(1, 2, 3))` has environments for each, and is one `env` with the leading axis [num_seeds];
 use it under `jax.vmap`, with all seeds together. Many devices: `make(..., num_devices=2)` has a pool for each, and
@@ -16,7 +17,9 @@ is one `env` with the leading axis [num_devices] (in front of the seeds'); use i
 check_vma=False)` over a mesh axis called "devices", and take the axis off inside.
 
 autoreset="same_step" costs speed, as EnvPool resets on the next step: here an asynchronous pool hands the environments
-over one by one, and steps those that finished once more. `python benchmark/envs_autoreset.py` measures it.
+over one by one, and steps those that finished once more. By `python benchmark/envs_autoreset.py` the speed of
+next_step times 0.2 for CartPole, whose steps take no time, 0.9 for Hopper and for HalfCheetah (64 environments on two
+busy cores).
 """
 
 import ctypes

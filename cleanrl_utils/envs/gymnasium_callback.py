@@ -12,7 +12,11 @@ Where it differs from the other back ends:
 - Environments are state of the process, which `env` only orders: each `env` that `step` returns is to be used, once.
   To step an older one raises RuntimeError.
 - What an environment raises stops the compiled program with jax.errors.JaxRuntimeError. Under `original_errors` it is
-  the environment's own exception, as it is outside of compiled code. The environments go on after a `reset`.
+  the environment's own exception, as it is outside of compiled code. The environments go on after a `reset`; of an
+  AsyncVectorEnv Gymnasium ends the process of the one that raised, and logs its traceback: make it anew.
+- A step costs 0.2 ms more than a plain loop's. By `python benchmark/envs_callback.py` the speed of one times 0.4 for
+  16 CartPoles and 0.8 for Hoppers with actions that are given, and times 0.7 and 1.0 with those of a small policy in
+  JAX, which the plain loop has to call for each step. It works on one device; a GPU is handed each observation.
 - Entries of `info` that `info_keys` names are those of the step that was taken: at an episode's end, the last ones.
 
 Many seeds: `make(env_id, ..., seed=(1, 2, 3))` has environments for each, and is one `env` with the leading axis
