@@ -67,7 +67,7 @@ def test_next_step_is_envpools_own_loop_bit_for_bit(env_id):
     assert not jax.config.jax_enable_x64
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v4", "CheetahRun-v1"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "CheetahRun-v1"])
 def test_same_step_is_next_step_without_the_steps_that_reset(env_id):
     """With the same action at each step: where an environment is reset in a step of its own, the others go on."""
     actions = np.repeat(sample_actions(env_id)[:1] * 0 + 1, NUM_STEPS, axis=0)
@@ -95,9 +95,9 @@ def joined(obs):
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 def test_steps_outside_of_compiled_code_and_resets_within_it(autoreset):
-    actions = sample_actions("Hopper-v4")[:4]
-    _, expected = rollout(make("Hopper-v4", NUM_ENVS, autoreset=autoreset), actions)
-    env, first = jax.jit(lambda env: env.reset())(make("Hopper-v4", NUM_ENVS, autoreset=autoreset))
+    actions = sample_actions("Pendulum-v1")[:4]
+    _, expected = rollout(make("Pendulum-v1", NUM_ENVS, autoreset=autoreset), actions)
+    env, first = jax.jit(lambda env: env.reset())(make("Pendulum-v1", NUM_ENVS, autoreset=autoreset))
     for k, action in enumerate(actions):
         env, timestep = env.send(action).recv()
         jax.tree.map(lambda x, xs, k=k: np.testing.assert_array_equal(x, xs[k]), timestep, expected)
