@@ -5,7 +5,7 @@ exp_name=ppo_continuous_action_brax_jax_scan
 
 uv run --extra brax python -m cleanrl_utils.benchmark \
     --env-ids hopper \
-    --command "python cleanrl/$exp_name.py --total-timesteps 4000000" \
+    --command "python cleanrl/$exp_name.py --total-timesteps 2000000" \
     --num-seeds 3 --start-seed 1 --workers 1 --resume
 
 uv run python -m cleanrl_utils.report --runs runs \
