@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -184,3 +185,20 @@ def test_without_brax_a_line_says_how_to_get_it(monkeypatch, capfd):
     with pytest.raises(SystemExit) as ended:
         ppo.check_env_id("hopper")
     assert ended.value.code == 2 and "--extra brax" in capfd.readouterr().err
+
+
+def test_two_devices_share_a_run_and_go_on_with_it(tmp_path):
+    environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    sizes = (
+        "--num-envs 8 --num-steps 16 --num-minibatches 4 --update-epochs 2 --iterations-per-call 2 --eval-episodes 2"
+    )
+    new = f"--env-id fast {sizes} --num-devices 2 --total-timesteps 512 --max-episode-steps 10 --no-progress"
+    for flags in (new, "--resume {run} --total-timesteps 1024 --no-progress"):
+        run = next(iter(tmp_path.glob("runs/*")), None)
+        command = [sys.executable, ppo.__file__, *flags.format(run=run).split()]
+        result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+    losses = curves(run)["losses/loss"]
+    assert [step for step, _ in losses] == list(range(128, 1025, 128))
+    model = read_model(str(run / f"{NAME}.cleanrl_model"))
+    assert model["wrappers"]["VectorEnvNormObs"]["count"] == pytest.approx(1024 + 8, abs=0.01)  # both devices' steps
