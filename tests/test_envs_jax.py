@@ -162,11 +162,18 @@ def test_bad_environments():
             _, timestep = super().step(state | {"count": jnp.sum(state["count"])}, action, key)
             return state | {"count": jnp.append(state["count"], 1)}, timestep
 
+    class Forgetful(Count):
+        def step(self, state, action, key):
+            state, timestep = super().step(state, action, key)
+            return {name: state[name] for name in ("episode", "count")}, timestep
+
     class Misshapen(Count):
         observation_space = Box(0, 1, (3,))
 
     with pytest.raises(TypeError, match="each step changes the types of the state"):
         jax_envs.make(Growing(), 2).reset()
+    with pytest.raises(TypeError, match=r"the states of reset and step differ in \['noise'\]: return the same in both"):
+        jax_envs.make(Forgetful(), 2).reset()
     with pytest.raises(TypeError, match=r"JaxBackend returns obs float32\(2, 2\) instead of float32\(2, 3\)"):
         jax_envs.make(Misshapen(), 2).reset()
     with pytest.raises(ValueError, match="PendulumFunctional is no JaxEnv: pass one of BraxEnv"):

@@ -140,9 +140,9 @@ class JaxBackend(Backend):
         first = without_weak_types(jax.eval_shape(self.env.reset, key)[0])
         second, timestep = jax.eval_shape(self.env.step, first, action, key)
         second = without_weak_types(second)
-        if second != first:
+        if jax.tree.leaves(second) != jax.tree.leaves(first):
             third = without_weak_types(jax.eval_shape(self.env.step, second, action, key)[0])
-            if third != second:
+            if jax.tree.leaves(third) != jax.tree.leaves(second):
                 raise TypeError(f"each step changes the types of the state, which can't be carried: {third}")
         return second, timestep.info
 
@@ -250,15 +250,23 @@ def without_weak_types(tree):
 
 
 def fit(tree, types):
-    """The arrays with these types; raises TypeError if there are more or fewer of them."""
-    if jax.tree.structure(tree) != jax.tree.structure(types):
-        raise TypeError(f"reset returns a state {jax.tree.structure(tree)}, and step one {jax.tree.structure(types)}")
+    """The arrays with these types; raises TypeError if they are not the same ones.
+
+    The structures are those of `types` and not only equal to it: MJX's hold NumPy arrays, which JAX can't compare.
+    """
+    leaves, wanted = jax.tree_util.tree_leaves_with_path(tree), jax.tree_util.tree_leaves_with_path(types)
+    differing = {jax.tree_util.keystr(path) for path, _ in leaves} ^ {jax.tree_util.keystr(path) for path, _ in wanted}
+    if differing:
+        raise TypeError(
+            f"the states of reset and step differ in {', '.join(sorted(differing))}: return the same in both"
+        )
 
     def fit_leaf(x, like):
         x = jnp.broadcast_to(x, like.shape)
         return x if x.dtype == like.dtype else x.astype(like.dtype)
 
-    return strong(jax.tree.map(fit_leaf, tree, types))
+    fitted = [fit_leaf(x, like) for (_, x), (_, like) in zip(leaves, wanted, strict=True)]
+    return strong(jax.tree.unflatten(jax.tree.structure(types), fitted))
 
 
 def vary_like(x, tree):
