@@ -1,10 +1,12 @@
 """Gymnasium's environments called from compiled code; what steps mean is in test_envs_conformance.py."""
 
 import os
+import runpy
 import subprocess
 import sys
 import traceback
 from functools import partial
+from pathlib import Path
 
 import envpool
 import gymnasium as gym
@@ -391,3 +393,8 @@ def test_large_arrays_come_and_go_on_one_cpu():
     result = subprocess.run([sys.executable, "-c", ONE_CPU], env=environ, timeout=300, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert 0 <= float(result.stdout) <= 1
+
+
+def test_the_example_of_the_docs_runs(capsys):
+    runpy.run_path(str(Path(__file__).parents[1] / "docs/envs/examples/gymnasium_in_scan.py"))
+    assert capsys.readouterr().out.startswith("(400, 8) rewards, 16 episodes, mean return -")
