@@ -22,7 +22,6 @@ def rollout(env, timestep, gain):
 
 
 (env, timestep), rewards = rollout(env, timestep, gain=1.0)
-print(
-    f"{rewards.shape} rewards, {int(env.wrappers[0].episode_count)} episodes, mean return {rewards.sum(0).mean() / 2:.0f}"
-)
+episodes, mean_return = env.wrappers[0].episode_count, rewards.sum(0).mean() / 2
+print(f"{rewards.shape} rewards, {episodes} episodes, mean return {mean_return:.0f}")
 env.close()
