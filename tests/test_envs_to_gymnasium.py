@@ -1,6 +1,8 @@
 """Functional environments as Gymnasium's own, and from there to torch, NumPy and TensorFlow."""
 
-import runpy
+import os
+import subprocess
+import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -252,23 +254,27 @@ def test_brax_is_seen():
     assert brax.renderer is None
 
 
-def run_example(name, capsys) -> str:
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    return capsys.readouterr().out
+def run_example(name: str) -> str:
+    """What it prints, in a process of its own, as users run it: torch's import can crash after MuJoCo has drawn."""
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    command = [sys.executable, "-W", "ignore", str(EXAMPLES / f"{name}.py")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def test_example_brax_to_gymnasium(capsys):
-    assert run_example("brax_to_gymnasium", capsys).startswith("the last 100 episodes took ")
+def test_example_brax_to_gymnasium():
+    assert run_example("brax_to_gymnasium").startswith("the last 100 episodes took ")
 
 
 @no_torch
-def test_example_brax_to_torch(capsys):
-    assert run_example("brax_to_torch", capsys).endswith("of 1024 pendulums fell in the last step, on cpu\n")
+def test_example_brax_to_torch():
+    assert "of 1024 pendulums fell in the last step, on " in run_example("brax_to_torch")
 
 
 @no_torch
-def test_example_of_training_with_torch_learns(capsys):
-    lines = run_example("brax_torch_ppo", capsys).splitlines()
+def test_example_of_training_with_torch_learns():
+    lines = run_example("brax_torch_ppo").splitlines()
     assert lines[-1].startswith("steps=10240 ")
     returns = [float(line.rpartition("=")[2]) for line in lines]
     assert returns[0] < 25 and np.mean(returns[-3:]) > 60

@@ -11,6 +11,6 @@ envs = JaxToTorch(GymnasiumVectorEnv(env))
 obs, info = envs.reset(seed=1)
 policy = torch.nn.Linear(*obs.shape[1:], *envs.single_action_space.shape, device=obs.device)
 with torch.no_grad():
-    for _ in range(100):
+    for _ in range(20):
         obs, reward, terminated, truncated, info = envs.step(policy(obs).tanh())
 print(f"{terminated.sum()} of {envs.num_envs} pendulums fell in the last step, on {obs.device}")
