@@ -28,6 +28,7 @@ from tensorboardX import SummaryWriter
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 import cleanrl_utils.hub
 from cleanrl_utils import enjoy, huggingface
+from cleanrl_utils.models import packed
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
 
@@ -472,7 +473,9 @@ class Trap:
 
 
 def model_with(model_bytes, **changed):
-    return flax.serialization.msgpack_serialize({**flax.serialization.msgpack_restore(model_bytes), **changed})
+    model = {**flax.serialization.msgpack_restore(model_bytes), **changed}
+    del model["checksum"]
+    return packed(model)
 
 
 def grown(model_bytes):
