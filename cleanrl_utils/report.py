@@ -230,10 +230,13 @@ def read_run(path: str, config: dict) -> Run:
     if "charts/episodes" not in scalars:
         raise LeftOut("no charts/episodes in its event files")
     check_scalars(scalars, config["total_timesteps"])
-    # The steps of a last, incomplete iteration are never taken: finished means that no further one would fit.
+    # The steps of a last, incomplete call of so many iterations are never taken: finished means that none would fit.
     steps = sorted(scalars["charts/episodes"])
     iteration_steps = [end - start for start, end in pairwise([0, *steps])]
-    if steps[-1] + min(iteration_steps) <= config["total_timesteps"]:
+    iterations_per_call = config.get("iterations_per_call", 1)
+    if not isinstance(iterations_per_call, int):
+        raise LeftOut("its iterations_per_call is no number")
+    if steps[-1] + min(iteration_steps) * iterations_per_call <= config["total_timesteps"]:
         raise LeftOut(f"unfinished or damaged: ends at step {steps[-1]:,} of {config['total_timesteps']:,}")
     if min(iteration_steps) < max(iteration_steps):
         end = steps[iteration_steps.index(max(iteration_steps))]

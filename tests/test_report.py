@@ -145,6 +145,17 @@ def test_an_unfinished_rerun_does_not_replace_a_finished_run(tmp_path):
     np.testing.assert_allclose(group.training_returns, [1.0])
 
 
+def test_a_run_of_several_iterations_a_call_is_finished_when_no_call_fits(tmp_path):
+    for i, (iterations, finished) in enumerate([(4, True), (3, True), (2, False)]):
+        path = write_run(tmp_path, i, [(100, 1.0)] * iterations, total=599)
+        args = json.loads((path / "args.json").read_text())
+        (path / "args.json").write_text(json.dumps({**args, "iterations_per_call": 3}))
+        groups, lines = read_groups(tmp_path)
+        assert (lines == []) == finished
+    (path / "args.json").write_text(json.dumps({**args, "iterations_per_call": "3"}))
+    assert "iterations_per_call" in read_groups(tmp_path)[1][-1]
+
+
 def test_budgets_and_experiments_stay_apart(tmp_path):
     write_run(tmp_path, 1)
     write_run(tmp_path, 1, [(100, 3.0)] * 4, total=499, unix_time=2)  # 400 of 499: a fifth iteration doesn't fit
