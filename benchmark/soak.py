@@ -2,10 +2,12 @@
 
     python benchmark/soak.py --minutes 20
 
-Samples a training process every few seconds, stops it with SIGTERM, and prints a table of ten parts of the time. Exit
-code 1 if memory grew by 5% or more after the first tenth, if files stayed open, or if a zombie was seen twice.
+Samples a training process every few seconds once its second video is there, stops it with SIGTERM, and prints a table
+of ten parts of the time. Exit code 1 if memory grew by 5% or more after the first tenth, if files stayed open, or if a
+zombie was seen twice.
 """
 
+import glob
 import os
 import signal
 import statistics
@@ -29,7 +31,7 @@ class Args:
     env_id: str = "Hopper-v4"
     """the environment"""
     minutes: float = 20.0
-    """how long the training lasts, after a first checkpoint"""
+    """how long the training lasts, after its second video"""
     folder: str = "."
     """where `runs` is made"""
 
@@ -53,10 +55,14 @@ def main(args: Args) -> int:
         usage_error(f"--minutes {args.minutes}: give a number above 0")
     script = os.path.join(SCRIPTS_FOLDER, f"{args.script}.py")
     flags = ["--env-id", args.env_id, "--total-timesteps", str(10**9), "--no-progress", "--checkpoint-interval", "0.5"]
-    flags += ["--eval-interval", "200", "--capture-video", "--video-interval", "4"]
+    flags += ["--eval-interval", "40", "--capture-video", "--video-interval", "2"]
+    videos = os.path.join(args.folder, "runs", "*", "videos", "*.mp4")
+    before = len(glob.glob(videos))
     with subprocess.Popen([sys.executable, script, *flags], cwd=args.folder, stdout=subprocess.DEVNULL) as training:
         process, samples = psutil.Process(training.pid), []
-        time.sleep(60 * min(1.0, args.minutes / 4))  # compiled, and evaluated once
+        end = time.monotonic() + 600
+        while len(glob.glob(videos)) < before + 2 and training.poll() is None and time.monotonic() < end:
+            time.sleep(0.5)  # until then memory grows: the renderer takes 200 MiB
         end = time.monotonic() + 60 * args.minutes
         while time.monotonic() < end and training.poll() is None:
             samples.append(sample(process))
@@ -64,6 +70,10 @@ def main(args: Args) -> int:
         stopped = time.monotonic()
         training.send_signal(signal.SIGTERM)
         exit_code = training.wait(timeout=60)
+        ended = time.monotonic()
+    if len(samples) < 10:
+        print(f"error: the training ended early, with exit code {exit_code}", file=sys.stderr)
+        return 1
     parts = [samples[len(samples) * i // 10 : len(samples) * (i + 1) // 10] for i in range(10)]
     rows = []
     for i, part in enumerate(parts):
@@ -71,8 +81,8 @@ def main(args: Args) -> int:
         rows.append([f"{args.minutes * i / 10:.1f}", f"{medians[0]:.1f}", *map(str, medians[1:])])
     print(markdown_table(["minute", "memory, MiB", "open files", "threads"], rows))
     first, last = (statistics.median(s.memory_mib for s in part) for part in (parts[1], parts[-1]))
-    print(f"memory grew by {100 * (last / first - 1):.1f}%; SIGTERM: exit code {exit_code} after", end=" ")
-    print(f"{time.monotonic() - stopped:.1f} s")
+    print(f"memory grew by {100 * (last / first - 1):.1f}%; zombies at a time: {max(s.zombies for s in samples)}")
+    print(f"SIGTERM: exit code {exit_code} after {ended - stopped:.1f} s")
     more_files = statistics.median(s.files for s in parts[-1]) > statistics.median(s.files for s in parts[1])
     stayed = any(a.zombies and b.zombies for a, b in zip(samples, samples[1:], strict=False))
     return int(last / first >= 1.05 or more_files or stayed or exit_code != 128 + signal.SIGTERM)

@@ -9,7 +9,7 @@ import time
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 
 import flax
@@ -159,12 +159,16 @@ def saved_args(args_class: type, checkpoint: dict, folder: str):
 
 
 def args_to_go_on_with(args):
-    """Those of the run that `args.resume` names, or finds; the defaults if it finds none."""
+    """Those of the run that `args.resume` names, or finds; the defaults if it finds none.
+
+    Which processes trained it, and where they met, is not of the run but of that start.
+    """
     folder = find_unfinished(args) if args.resume == "auto" else args.resume
     if folder is None:
         return type(args)()
     (checkpoint,) = read_newest([folder])
-    return saved_args(type(args), checkpoint, folder)
+    saved = saved_args(type(args), checkpoint, folder)
+    return replace(saved, num_processes=None, process_id=None, coordinator_address=None)
 
 
 def load(lanes: list, script_name: str) -> list[dict]:

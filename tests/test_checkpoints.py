@@ -226,6 +226,17 @@ def test_the_command_line_leaves_out_what_stays_as_it_was(monkeypatch):
     assert ppo.parse_args(["--gamma", "0.5"]).gamma == 0.5
 
 
+def test_where_the_processes_were_is_not_kept_when_a_run_goes_on(finished):
+    folder = str(copied(finished))
+    checkpoint = newest(folder)
+    checkpoint["args"] |= dict(num_processes=2, process_id=0, coordinator_address="127.0.0.1:1234", num_devices=2)
+    checkpoints.write(folder, checkpoint)
+    args = ppo.parse_args(["--resume", folder])
+    assert (args.num_processes, args.process_id, args.coordinator_address, args.num_devices) == (None, None, None, 2)
+    args = ppo.parse_args(["--resume", folder, "--num-processes", "4", "--process-id", "3"])
+    assert (args.num_processes, args.process_id, args.coordinator_address) == (4, 3, None)
+
+
 def test_two_processes_never_train_one_run(capsys):
     ppo.main(replace(ARGS, total_timesteps=2 * ITERATION))
     held = checkpoints.lock(str(run_dir()))
@@ -545,16 +556,24 @@ def test_an_environment_that_raises_is_a_line(monkeypatch, capfd):
     assert 2 * ITERATION <= checkpoints.steps(str(run_dir()))[-1] <= 3 * ITERATION
 
 
-def test_a_tracker_that_dies_costs_a_line(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "fails_at, line", [("log", "tracking ends"), ("finish", "the tracker did not end orderly")], ids=["log", "finish"]
+)
+def test_a_tracker_that_dies_costs_a_line(fails_at, line, monkeypatch, capsys):
     def log(data):
-        if data["global_step"] > 2 * ITERATION:
+        if fails_at == "log" and data["global_step"] > 2 * ITERATION:
             raise ConnectionError("gone")
 
-    tracker = SimpleNamespace(id="abc", log=log, finish=lambda: None)
+    def finish():
+        raise ConnectionError("gone")
+
+    tracker = SimpleNamespace(id="abc", log=log, finish=finish)
     monkeypatch.setattr(running, "start_tracking", lambda *_: tracker)
-    ppo.main(replace(ARGS, track=True))
-    assert capsys.readouterr().err.count("tracking ends (ConnectionError: gone)") == 1
+    ppo.main(replace(ARGS, track=True))  # raises SystemExit if it ends otherwise than well
+    error = capsys.readouterr().err
+    assert error.startswith(f"{line} (ConnectionError: gone)") and error.count("\n") == 1
     assert curve(run_dir()) == [ITERATION * (i + 1) for i in range(6)]
+    assert read_model(f"{run_dir()}/{ARGS.exp_name}.cleanrl_model") and (run_dir() / "evaluation.json").exists()
 
 
 def test_the_tracker_goes_on_with_the_same_page(monkeypatch, tmp_path):

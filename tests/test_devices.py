@@ -30,8 +30,8 @@ SECONDS = 200  # what takes 10 of them; on a machine that does other things too,
 
 
 def start(cwd, program, *argv, **environ):
-    """In the new folder cwd; what it prints goes to the files out and err there."""
-    cwd.mkdir(parents=True)
+    """In the folder cwd; what it prints goes to the files out and err there."""
+    cwd.mkdir(parents=True, exist_ok=True)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "XDG_"))}
     environ = {**kept, "HOME": str(cwd.parent), "JAX_PLATFORMS": "cpu", **environ}
     with open(cwd / "out", "w") as out, open(cwd / "err", "w") as err:
@@ -162,7 +162,6 @@ def start_pair(folder, *flags):
 def finish_pair(folder, pair):
     done = [finish(folder / str(i), process) for i, process in enumerate(pair)]
     assert not (folder / "cache").exists()  # --no-compilation-cache
-    assert not done[1].runs
     return done
 
 
@@ -215,11 +214,22 @@ def test_sigterm_to_one_process_ends_both_with_the_model_saved_and_they_go_on(tm
 
     (run,) = done[0].runs
     (step,) = checkpoints.steps(str(run))
-    pair = start_pair(tmp_path / "resumed", "--resume", str(run), "--total-timesteps", str(step + 2 * 32))
-    done = finish_pair(tmp_path / "resumed", pair)
+    for name in ("pair/0", "pair/1", "alone"):  # all see the folder of the runs
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "runs").symlink_to(run.parent)
+    pair = start_pair(tmp_path / "pair", "--resume", "auto", "--total-timesteps", str(step + 2 * 32))
+    done = finish_pair(tmp_path / "pair", pair)
     assert [process.returncode for process in done] == [0, 0], [process.err for process in done]
-    assert curve(run) == list(range(32, step + 2 * 32 + 1, 32)) and not done[0].runs
     assert json.loads((run / "evaluation.json").read_text())["global_step"] == step + 2 * 32
+
+    # One process with as many devices goes on with what two have trained.
+    flags = ["--resume", f"runs/{run.name}", "--total-timesteps", str(step + 4 * 32), "--no-progress"]
+    alone = finish(tmp_path / "alone", start(tmp_path / "alone", ppo, *flags, JAX_NUM_CPU_DEVICES="2", **FAST))
+    assert alone.returncode == 0, alone.err
+    assert list(run.parent.iterdir()) == [run] and curve(run) == list(range(32, step + 4 * 32 + 1, 32))
+    args = json.loads((run / "args.json").read_text())
+    assert args["num_processes"] is args["process_id"] is args["coordinator_address"] is None
+    assert json.loads((run / "evaluation.json").read_text())["global_step"] == step + 4 * 32
 
 
 # ---------------------------------------------------------------- steps as calls to the host
