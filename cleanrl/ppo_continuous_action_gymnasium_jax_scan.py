@@ -1112,7 +1112,7 @@ def train(lanes: list[Args]) -> list:
         restore = partial(checkpoints.restore_states, checkpoints=loaded, folders=[lane.resume for lane in lanes])
         done, seconds = loaded[0]["global_step"] // args.batch_size, loaded[0]["seconds"]
 
-    with running.stop_signals() as stop_signals_received, ExitStack() as at_exit:
+    with running.stop_signals() as (stop_signals_received, collect_stop_signals), ExitStack() as at_exit:
         at_exit.callback(jax.clear_caches)  # the compiled functions hold the environments
         at_exit.callback(compiled.cache_clear)
         env = make_env(*lanes, iteration=done)
@@ -1130,6 +1130,7 @@ def train(lanes: list[Args]) -> list:
             iteration_start_time = time.monotonic()
             state, metrics = train_iteration(args, state)
             metrics = fetch(metrics)  # the one wait for the device
+            collect_stop_signals()  # until the first iteration, which compiles, there is nothing to save
             global_step = iteration * args.batch_size
             seconds = time.monotonic() - start_time
             speeds = {
@@ -1164,7 +1165,7 @@ def train(lanes: list[Args]) -> list:
         progress.close()
         if args.save_model:
             running.save_models(runs, fetch(state), is_last=True)
-        running.print_summary(runs, global_step, seconds)
+        running.print_summary(runs, global_step, seconds, stopped)
         if args.save_model and not stopped:
             running.evaluate_models(runs, global_step, "" if args.capture_video else None)
             running.agree(False)  # no process leaves while the first one evaluates

@@ -38,7 +38,9 @@ def say(text: str, file=None) -> None:
 
 @contextmanager
 def stop_signals():
-    """Collects Ctrl-C and SIGTERM, so that training can end after its current iteration."""
+    """A list, and a function from whose first call on Ctrl-C and SIGTERM are collected in it: training can end after
+    its current iteration. Before, they end the program: while XLA compiles Python would not hear of them.
+    """
     received = []
 
     def receive(signum, _):
@@ -50,10 +52,12 @@ def stop_signals():
             signal.raise_signal(signum)
         received.append((signum, time.monotonic()))
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, receive)
+    def collect():
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, receive)
+
     try:
-        yield received
+        yield received, collect
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -192,6 +196,17 @@ class Run:
             warn(f"tracking ends ({type(error).__name__}: {error}); the curves go on in {self.folder}")
             self.tracker = None
 
+    def track_video(self, path: str, global_step: int) -> None:
+        if self.tracker:
+            import wandb
+
+            try:
+                video = wandb.Video(path, format="mp4")
+            except Exception as error:
+                warn(f"the tracker takes no video ({type(error).__name__}: {error})")
+                return
+            self.track({"video": video, "global_step": global_step})
+
     def check_finite(self, finite: dict[str, bool], global_step: int) -> None:
         causes = ("observation", "reward", "loss", "gradient")  # one leads to the next
         broken = [name for name in causes if not finite[f"finite/{name}"]]
@@ -233,10 +248,7 @@ class Run:
             return
         if video_path and os.path.exists(video_path):
             say(f"  video       {video_path}")
-            if self.tracker:
-                import wandb
-
-                self.track({"video": wandb.Video(video_path, format="mp4"), "global_step": global_step})
+            self.track_video(video_path, global_step)
         say(
             f"  evaluation  {self.label}return {returns.mean():.1f} ± {returns.std():.1f}, length {lengths.mean():.0f} "
             f"at step {global_step:,} ({self.args.eval_episodes} episodes, deterministic actions)"
@@ -310,8 +322,8 @@ def save_checkpoints(runs: list[Run], writer, states: dict, global_step: int, se
     )
 
 
-def print_summary(runs: list[Run], global_step: int, seconds: float) -> None:
-    """Speed and folders of runs that have ended, to stdout."""
+def print_summary(runs: list[Run], global_step: int, seconds: float, stopped: bool) -> None:
+    """Speed and folders of runs that have ended, and how those that were stopped go on, to stdout."""
     if runs:
         together = f" of each of {len(runs)} trainings" if len(runs) > 1 else ""
         sps = len(runs) * global_step / max(seconds, 1e-9)
@@ -322,6 +334,8 @@ def print_summary(runs: list[Run], global_step: int, seconds: float) -> None:
             say(f"  model       {run.model_path}")
         if run.skipped_updates:
             say(f"  left out    {run.label}{run.skipped_updates} updates with values that are not finite")
+    if runs and stopped and runs[0].args.checkpoint_interval:
+        say(f"  to go on    --resume {runs[0].folder if len(runs) == 1 else 'auto, with the same flags'}")
 
 
 # ---------------------------------------------------------------- several processes

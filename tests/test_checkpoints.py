@@ -654,6 +654,23 @@ def test_twenty_runs_side_by_side_in_one_folder(tmp_path):
         assert newest(folder)["global_step"] == 128 and not list(folder.rglob("*.tmp"))
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_first_iteration_compiles_ends_a_run_at_once(signum):
+    command = [sys.executable, ppo.__file__, *SMALL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            end = time.time() + 100
+            while not list(Path().glob("runs/*/events*")):
+                assert process.poll() is None and time.time() < end
+                time.sleep(0.01)
+            process.send_signal(signum)
+            assert process.wait(timeout=3) == -signum  # a shell shows it as 128 + signum
+        finally:
+            process.kill()
+        assert process.stderr.read() == ""
+    assert not checkpoints.steps(str(run_dir())) and checkpoints.find_unfinished(ARGS) is None
+
+
 HANGING = """
 import time
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo

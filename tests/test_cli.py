@@ -356,12 +356,13 @@ def test_ctrl_c_during_the_evaluation_ends_the_run_too(in_process, monkeypatch, 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_twice_still_saves_the_model(in_process, monkeypatch, signum):
     """A parent process passes a signal on: the second may come when the training loop has ended."""
-    save_model, stop = ppo.save_model, []
+    save_model, calls = ppo.save_model, []
 
     def stop_training(*args):
-        trained = train_iteration(*args)
-        stop.append(signal.raise_signal(signum))
-        return trained
+        calls.append(1)
+        if len(calls) == 2:
+            signal.raise_signal(signum)
+        return train_iteration(*args)
 
     def save_while_stopped(*args):
         if signum == signal.SIGTERM and signal.getsignal(signum) == signal.SIG_DFL:
@@ -374,7 +375,7 @@ def test_a_signal_twice_still_saves_the_model(in_process, monkeypatch, signum):
     monkeypatch.setattr(ppo, "save_model", save_while_stopped)
     with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
         ppo.main(ppo.Args(env_id="Pendulum-v1", total_timesteps=1280, **SIZES))
-    assert getattr(stopped.value, "code", "a traceback") == 128 + signum and len(stop) == 1
+    assert getattr(stopped.value, "code", "a traceback") == 128 + signum and len(calls) == 2
     (model,) = in_process.rglob("*.cleanrl_model")
     load(model)
 

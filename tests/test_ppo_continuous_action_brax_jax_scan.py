@@ -32,7 +32,7 @@ ARGS = ppo.Args(
     update_epochs=2,
     hidden_size=8,
     iterations_per_call=2,
-    total_timesteps=4 * 64,
+    total_timesteps=6 * 64,
     max_episode_steps=10,
     eval_episodes=2,
     progress=False,
@@ -119,17 +119,19 @@ def test_a_run_that_is_stopped_and_goes_on_is_the_one_that_was_not(monkeypatch):
     ppo.main(replace(ARGS, exp_name="whole"))
     (whole,) = Path("runs").glob("*__whole__*")
 
-    def stop_after_the_first(args, state):
-        trained = train_iterations(args, state)
-        signal.raise_signal(signal.SIGTERM)
-        return trained
+    def stop_in_the_second(args, state):
+        calls.append(1)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return train_iterations(args, state)
 
-    train_iterations = ppo.train_iterations
+    train_iterations, calls = ppo.train_iterations, []
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(ppo, "train_iterations", stop_after_the_first)
+        patch.setattr(ppo, "train_iterations", stop_in_the_second)
         ppo.main(replace(ARGS, exp_name="parts"))
     assert ended.value.code == 143
     (parts,) = Path("runs").glob("*__parts__*")
+    assert not list(parts.rglob("evaluation.json"))
     ppo.main(ppo.parse_args(["--resume", str(parts)]))
     assert curves(parts) == curves(whole)
     one, other = (read_model(str(run / f"{run.name.split('__')[1]}.cleanrl_model")) for run in (whole, parts))
