@@ -13,7 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(path.stem for path in ROOT.glob("cleanrl/[!_]*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 HEADINGS = ["Usage", "Explanation of the logged metrics", "Implementation details", "Experiment results"]
-FLAGS_OF_OTHERS = {"fix", "help", "json", "list", "logdir", "variant"}  # of check_copies, ablation and other projects' commands
+FLAGS_OF_OTHERS = {
+    "fix",
+    "help",
+    "json",
+    "list",
+    "logdir",
+    "variant",
+}  # of check_copies, ablation and other projects' commands
 FLAGS_OF_OTHERS |= {
     "filters",
     "offline",

@@ -174,11 +174,14 @@ def test_ctrl_c_on_a_terminal_ends_a_run_with_processes_orderly(tmp_path):
         text=True,
         start_new_session=True,
     )
-    first_line = process.stderr.readline()
-    workers = psutil.Process(process.pid).children(recursive=True)
-    assert len(workers) >= 4
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=200)
+    try:
+        first_line = process.stderr.readline()
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) >= 4
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=200)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "Traceback" not in first_line + err
     assert list(tmp_path.rglob("*.cleanrl_model"))
     deadline = time.monotonic() + 30
