@@ -58,6 +58,7 @@ def main(args: Args) -> int:
     flags += ["--eval-interval", "40", "--capture-video", "--video-interval", "2"]
     videos = os.path.join(args.folder, "runs", "*", "videos", "*.mp4")
     before = len(glob.glob(videos))
+    os.makedirs(args.folder, exist_ok=True)
     with subprocess.Popen([sys.executable, script, *flags], cwd=args.folder, stdout=subprocess.DEVNULL) as training:
         process, samples = psutil.Process(training.pid), []
         end = time.monotonic() + 600
