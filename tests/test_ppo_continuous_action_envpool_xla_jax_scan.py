@@ -13,6 +13,7 @@ import pytest
 from scripted_pool import ScriptedPool
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils import running
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
 
@@ -547,6 +548,7 @@ def test_every_field_is_read_and_explained():
 
     # Outside check_args, which reads them only to refuse them; the properties of Args read `self`.
     readers = [node for node in tree.body if getattr(node, "name", "") != "check_args"]
+    readers += ast.parse(inspect.getsource(running)).body  # what surrounds a training
     read = {
         node.attr
         for reader in readers
