@@ -97,12 +97,14 @@ def measure_whole_run(script, args) -> dict[str, float]:
     """Main memory in use, MiB, after a tenth of the iterations and after all of them."""
     used = []
 
-    class Progress(script.Progress):  # what `train` calls after each iteration
+    from cleanrl_utils import running
+
+    class Progress(running.Progress):  # what `train` calls after each iteration
         def update(self, *args):
             super().update(*args)
             used.append(memory("VmRSS"))
 
-    script.Progress = Progress
+    running.Progress = Progress
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         os.chdir(folder)
         script.train([replace(args, save_model=False, progress=False)])
