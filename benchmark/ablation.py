@@ -122,7 +122,7 @@ def squash_actions():
     )
 
 
-def replace_networks(actor: int = 64, critic: int = 64, layer_norm: bool = False, first_std: float = -0.5):
+def replace_networks(actor: int = 64, critic: int = 64, layer_norm: bool = False):
     class MLP(nn.Module):
         hidden_size: int
         out_features: int
@@ -142,7 +142,7 @@ def replace_networks(actor: int = 64, critic: int = 64, layer_norm: bool = False
         @nn.compact
         def __call__(self, obs):
             mean = MLP(actor, self.action_dim, out_scale=0.01, name="actor")(obs)
-            log_std = self.param("log_std", constant(first_std), (self.action_dim,))
+            log_std = self.param("log_std", constant(-0.5), (self.action_dim,))
             value = MLP(critic, 1, out_scale=np.sqrt(2), name="critic")(obs).squeeze(-1)
             return mean, log_std, value
 
