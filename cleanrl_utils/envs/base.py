@@ -96,6 +96,24 @@ class EnvWrapper:
         return space
 
 
+def outwards(wrappers: Sequence[EnvWrapper], method: str, timestep: TimeStep):
+    """The wrappers, listed from the environment outwards, after their `reset` or `recv`, and what they pass on."""
+    passed = []
+    for wrapper in wrappers:
+        wrapper, timestep = getattr(wrapper, method)(timestep)
+        passed.append(wrapper)
+    return tuple(passed), timestep
+
+
+def inwards(wrappers: Sequence[EnvWrapper], action):
+    """The same of `send`: the action comes to the outermost first."""
+    passed = []
+    for wrapper in reversed(wrappers):
+        wrapper, action = wrapper.send(action)
+        passed.append(wrapper)
+    return tuple(reversed(passed)), action
+
+
 class Backend:
     """The kind of environments: sizes, spaces and pure functions of their state, a pytree with any leaves.
 
@@ -173,31 +191,24 @@ class VectorEnv:
             raise ValueError("these environments were sent actions: recv is next")
         state, timestep = self.backend.reset(self.state, seed)
         check_timestep(self.backend, timestep)
-        wrappers = []
-        for wrapper in self.wrappers:
-            wrapper, timestep = wrapper.reset(timestep)
-            wrappers.append(wrapper)
-        return self.replace(state=strong(state), wrappers=tuple(wrappers)), strong(timestep)
+        wrappers, timestep = outwards(self.wrappers, "reset", timestep)
+        return self.replace(state=strong(state), wrappers=wrappers), strong(timestep)
 
     def send(self, action):
         """Hands the actions, [num_envs, ...], over; `recv` is to follow. What is between may run beside the steps."""
         if isinstance(self.state, Sent):
             raise ValueError("these environments were sent actions already: recv is next")
-        wrappers = list(self.wrappers)
-        for i in reversed(range(len(wrappers))):  # the action travels inwards
-            wrappers[i], action = wrappers[i].send(action)
+        wrappers, action = inwards(self.wrappers, action)
         state = self.backend.send(self.state, check_action(self.backend, action))
-        return self.replace(state=Sent(state), wrappers=tuple(wrappers))
+        return self.replace(state=Sent(state), wrappers=wrappers)
 
     def recv(self):
         if not isinstance(self.state, Sent):
             raise ValueError("these environments were sent no actions: send is next")
         state, timestep = self.backend.recv(self.state.state)
         check_timestep(self.backend, timestep)
-        wrappers = list(self.wrappers)
-        for i in range(len(wrappers)):  # the observation travels outwards
-            wrappers[i], timestep = wrappers[i].recv(timestep)
-        return self.replace(state=strong(state), wrappers=tuple(wrappers)), strong(timestep)
+        wrappers, timestep = outwards(self.wrappers, "recv", timestep)
+        return self.replace(state=strong(state), wrappers=wrappers), strong(timestep)
 
     def step(self, action):
         return self.send(action).recv()

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from gymnasium.spaces import Box
 
-from cleanrl_utils.envs.base import EnvWrapper, TimeStep
+from cleanrl_utils.envs.base import EnvWrapper, TimeStep, inwards, outwards
 
 static = partial(flax.struct.field, pytree_node=False)
 
@@ -88,25 +88,16 @@ class Compose(EnvWrapper):
     wrappers: tuple[EnvWrapper, ...]
 
     def reset(self, timestep):
-        wrappers = []
-        for wrapper in self.wrappers:
-            wrapper, timestep = wrapper.reset(timestep)
-            wrappers.append(wrapper)
-        return self.replace(wrappers=tuple(wrappers)), timestep
+        wrappers, timestep = outwards(self.wrappers, "reset", timestep)
+        return self.replace(wrappers=wrappers), timestep
 
     def send(self, action):
-        wrappers = []
-        for wrapper in reversed(self.wrappers):  # the action travels inwards
-            wrapper, action = wrapper.send(action)
-            wrappers.insert(0, wrapper)
-        return self.replace(wrappers=tuple(wrappers)), action
+        wrappers, action = inwards(self.wrappers, action)
+        return self.replace(wrappers=wrappers), action
 
     def recv(self, timestep):
-        wrappers = []
-        for wrapper in self.wrappers:
-            wrapper, timestep = wrapper.recv(timestep)
-            wrappers.append(wrapper)
-        return self.replace(wrappers=tuple(wrappers)), timestep
+        wrappers, timestep = outwards(self.wrappers, "recv", timestep)
+        return self.replace(wrappers=wrappers), timestep
 
     def observation_space(self, space):
         for wrapper in self.wrappers:
