@@ -166,7 +166,8 @@ def requirements() -> str:
 
 def learning_curve(run_dir: str, args: dict) -> bytes | None:
     """The run's curve as a png; None if its event files can't be read or no episode has ended."""
-    from cleanrl_utils.report import Group, draw_curves, figure_bytes, read_run
+    from cleanrl_utils.report import draw_curves, figure_bytes
+    from cleanrl_utils.results import Group, read_run
 
     try:
         run = read_run(run_dir, {**args, "total_timesteps": 0})  # of an interrupted run too
@@ -274,7 +275,7 @@ def is_evaluation(path: str) -> bool:
 def evaluate(run_dir: str, model_path: str, args, script) -> None:
     """Writes the `evaluation.json` that an interrupted training did not come to."""
     from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
-    from cleanrl_utils.report import LeftOut, read_run
+    from cleanrl_utils.results import LeftOut, read_run
 
     print(f"evaluating {model_path}")
     returns, lengths = evaluate(model_path, script)

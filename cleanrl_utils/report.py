@@ -14,10 +14,8 @@ is written too. A run counts once it has finished; of two that differ in nothing
 """
 
 import csv
-import glob
 import io
 import json
-import logging
 import math
 import os
 import shlex
@@ -25,40 +23,35 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
-from itertools import pairwise
 
 import numpy as np
 import tyro
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cleanrl_utils import untrusted
 from cleanrl_utils.errors import usage_error, warn
-from cleanrl_utils.events import MAX_FOLDER_BYTES
 from cleanrl_utils.files import write_file
-
-NUM_EPISODES = 100  # a run's training return is the mean of so many, its last ones
-MAX_MODEL_SIZE = 2**30  # bytes
-CURVE_ROWS = 100  # of each run, in the csv file
-# What the report is made of; there a run's values are finite and lie within its budget.
-READ_TAGS = (
-    "charts/episodes",
-    "charts/episodic_return",
-    "charts/avg_episodic_return",
-    "charts/SPS",
-    "eval/episodic_return",
+from cleanrl_utils.results import (
+    NUM_EPISODES,
+    Group,
+    Run,
+    format_steps,
+    format_value,
+    group_runs,
+    read_runs,
+    save_results,
+    thinned_rows,
 )
+
 OUTPUT_ENDINGS = (".md", ".png", ".svg", ".csv")
 
 
 @dataclass(frozen=True)
 class Args:
     runs: tuple[str, ...] = ("runs",)
-    """folders of runs (or single runs)"""
+    """folders of runs or of `--save-results` (or single ones)"""
     exp_names: tuple[str, ...] = ()
     """only these experiments; none named: all"""
     env_ids: tuple[str, ...] = ()
@@ -73,240 +66,14 @@ class Args:
     """minimal returns: a csv file of env_id,exp_name,total_timesteps,minimum,source; exit code 1 below one of them"""
     log_folder: str = "logs"
     """the benchmark's `--log-folder`, which tells the commits of the runs, if there is one"""
+    save_results: str | None = None
+    """the folder in which to write a small csv file for each run, which `--runs` takes as it takes the runs"""
     openrlbenchmark_store: str | None = None
     """the `openrlbenchmark/dataset` folder in which to write the runs for `openrlbenchmark.rlops --offline`"""
     wandb_entity: str = "local"
     """openrlbenchmark's `we`: the first folder in its store"""
     wandb_project_name: str = "cleanRL"
     """openrlbenchmark's `wpn`: the second folder in its store"""
-
-
-# ---------------------------------------------------------------- runs
-@dataclass(frozen=True)
-class Run:
-    path: str
-    config: dict
-    start_time: float
-    scalars: dict[str, dict[int, float]]  # tag -> global step -> value
-    wall_times: dict[int, float]  # global step -> seconds since the start
-    versions: dict[str, str]  # of the packages that trained it, empty if it kept no model
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(os.path.abspath(self.path))
-
-    @property
-    def key(self) -> tuple[str, str, int, int]:
-        return tuple(self.config[name] for name in ("exp_name", "env_id", "total_timesteps", "seed"))
-
-    @property
-    def seed(self) -> int:
-        return self.config["seed"]
-
-    @property
-    def num_episodes(self) -> int:
-        return round(sum(self.scalars["charts/episodes"].values()))
-
-    @property
-    def training_return(self) -> float:
-        return last_episodes_mean(self.scalars["charts/episodes"], self.scalars["charts/episodic_return"], NUM_EPISODES)
-
-    @property
-    def evaluation_return(self) -> float:
-        """nan if the run was not evaluated."""
-        return last_value(self.scalars.get("eval/episodic_return", {}))
-
-    @property
-    def steps_per_second(self) -> float:
-        return last_value(self.scalars.get("charts/SPS", {}))
-
-
-@dataclass(frozen=True)
-class Group:
-    """The seeds of one experiment in one environment with one budget: a row of the table, a line of the figure."""
-
-    exp_name: str
-    env_id: str
-    total_timesteps: int
-    runs: tuple[Run, ...]
-
-    @property
-    def training_returns(self) -> np.ndarray:
-        return np.array([run.training_return for run in self.runs])
-
-    @property
-    def evaluation_returns(self) -> np.ndarray:
-        return np.array([run.evaluation_return for run in self.runs])
-
-
-class LeftOut(Exception):
-    """Why a folder is not in the report."""
-
-
-def last_value(values: dict[int, float]) -> float:
-    return values[max(values)] if values else math.nan
-
-
-def last_episodes_mean(counts: dict[int, float], means: dict[int, float], num_episodes: int) -> float:
-    """Mean return of the last num_episodes, from each step's number of episodes and their mean (fewer: of all).
-
-    The oldest step needed counts only in part, by its mean: which of its episodes ended last was not recorded.
-    """
-    total, counted = 0.0, 0.0
-    for step in sorted(means, reverse=True):
-        count = min(counts.get(step, 0.0), num_episodes - counted)
-        total += count * means[step]
-        counted += count
-    return total / counted if counted else math.nan
-
-
-def find_runs(folders: tuple[str, ...]) -> list[str]:
-    """The folders' subfolders, and those folders that are runs themselves, each once."""
-    found = {}
-    for folder in folders:
-        if not os.path.isdir(folder):
-            usage_error(f"no folder {folder}: give the one that holds the runs, e.g. --runs runs")
-        is_run = os.path.exists(os.path.join(folder, "args.json"))
-        for path in [folder] if is_run else sorted(entry.path for entry in os.scandir(folder) if entry.is_dir()):
-            found[os.path.realpath(path)] = path
-    return list(found.values())
-
-
-def read_json(path: str) -> dict:
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise LeftOut(f"{os.path.basename(path)} is not a file")
-    try:
-        content = untrusted.read_json(path)
-    except (OSError, ValueError) as error:
-        raise LeftOut(f"{os.path.basename(path)} can't be read ({error.__class__.__name__})") from error
-    if not isinstance(content, dict):
-        raise LeftOut(f"{os.path.basename(path)} holds no names and values")
-    return content
-
-
-def read_config(path: str) -> dict:
-    config = read_json(os.path.join(path, "args.json"))
-    for name, kind in {"env_id": str, "exp_name": str, "seed": int, "total_timesteps": int}.items():
-        if type(config.get(name)) is not kind:
-            raise LeftOut(f"args.json has no {name}")
-        if not str(config[name]).isprintable():
-            raise LeftOut(f"args.json has {config[name]!r:.200} for {name}")
-    if "/" in config["exp_name"]:
-        raise LeftOut(f"args.json has {config['exp_name']!r:.200} for exp_name, which names files")
-    return config
-
-
-def check_event_files(path: str) -> None:
-    """Raises LeftOut where TensorBoard's reader would wait for ever, or fill the memory."""
-    entries = [entry for entry in os.scandir(path) if "tfevents" in entry.name]
-    for entry in entries:
-        if not os.path.isfile(entry.path):
-            raise LeftOut(f"{entry.name} is not a file")
-    if sum(entry.stat().st_size for entry in entries) > MAX_FOLDER_BYTES:
-        raise LeftOut(f"its event files hold more than {MAX_FOLDER_BYTES >> 30} GiB")
-
-
-def check_scalars(scalars: dict[str, dict[int, float]], total_timesteps: int) -> None:
-    """Raises LeftOut for what no run writes, in a damaged file that its checksums let pass. A budget of 0: any step."""
-    budget = total_timesteps or math.inf
-    for tag in READ_TAGS:
-        for step, value in scalars.get(tag, {}).items():
-            if not (0 < step <= budget and math.isfinite(value)):
-                raise LeftOut(f"damaged: {tag} is {value:g} at step {step:,} of {total_timesteps:,}")
-
-
-def read_run(path: str, config: dict) -> Run:
-    """The run in a folder; raises LeftOut if it is damaged or has not finished."""
-    logging.getLogger("tensorboard").setLevel(logging.CRITICAL)  # it warns of a damaged record; so do we, in one line
-    events = EventAccumulator(path, size_guidance={"scalars": 0, "tensors": 1, "images": 1})
-    try:
-        check_event_files(path)
-        events.Reload()
-    except LeftOut:
-        raise
-    except Exception as error:  # a damaged file can fail anywhere in the protobuf parser
-        raise LeftOut(f"its event file can't be read ({error.__class__.__name__})") from error
-    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    if "charts/episodes" not in scalars:
-        raise LeftOut("no charts/episodes in its event files")
-    check_scalars(scalars, config["total_timesteps"])
-    # The steps of a last, incomplete call of so many iterations are never taken: finished means that none would fit.
-    steps = sorted(scalars["charts/episodes"])
-    iteration_steps = [end - start for start, end in pairwise([0, *steps])]
-    iterations_per_call = config.get("iterations_per_call", 1)
-    if not isinstance(iterations_per_call, int):
-        raise LeftOut("its iterations_per_call is no number")
-    if steps[-1] + min(iteration_steps) * iterations_per_call <= config["total_timesteps"]:
-        raise LeftOut(f"unfinished or damaged: ends at step {steps[-1]:,} of {config['total_timesteps']:,}")
-    if min(iteration_steps) < max(iteration_steps):
-        end = steps[iteration_steps.index(max(iteration_steps))]
-        raise LeftOut(f"damaged: iterations before step {end:,} are missing")
-    for tag in ("charts/episodic_return", "charts/avg_episodic_return"):
-        if tag not in scalars:
-            raise LeftOut(f"no {tag} in its event files: no episode ended")
-    start_time = events.FirstEventTimestamp()
-    return Run(
-        path=path,
-        config=config,
-        start_time=start_time,
-        scalars=scalars,
-        wall_times={e.step: e.wall_time - start_time for e in events.Scalars("charts/episodes")},
-        versions=read_versions(os.path.join(path, f"{config['exp_name']}.cleanrl_model")),
-    )
-
-
-def read_versions(model_path: str) -> dict[str, str]:
-    """The package versions that a saved model names; none if it is damaged."""
-    try:
-        versions = untrusted.unpack(untrusted.read_file(model_path, MAX_MODEL_SIZE))["versions"]
-        return {name: str(version) for name, version in versions.items() if f"{name}{version}".isprintable()}
-    except Exception:  # msgpack and NumPy each raise their own on damaged bytes
-        return {}
-
-
-def read_commits(log_folder: str) -> dict[str, str]:
-    """The commit of each run, by the run's name, from the records that cleanrl_utils.benchmark keeps, if any."""
-    commits = {}
-    for path in glob.glob(os.path.join(glob.escape(log_folder), "*.json")):
-        with suppress(LeftOut):
-            record = read_json(path)
-            if all(isinstance(record.get(name), str) for name in ("run_dir", "git_describe")):
-                commits[os.path.basename(record["run_dir"])] = record["git_describe"]
-    return commits
-
-
-def read_runs(args: Args) -> tuple[list[Run], list[str]]:
-    """The finished runs that were asked for, and a line about each that is left out."""
-    runs, lines = {}, []
-    for path in find_runs(args.runs):
-        try:
-            config = read_config(path)
-            if args.exp_names and config["exp_name"] not in args.exp_names:
-                continue
-            if args.env_ids and config["env_id"] not in args.env_ids:
-                continue
-            run = read_run(path, config)
-        except LeftOut as reason:
-            lines.append(f"left out {path}: {reason}")
-            continue
-        if run.key in runs:
-            older, run = sorted((runs[run.key], run), key=lambda run: run.start_time)
-            lines.append(f"left out {older.path}: the same was run again in {run.path}")
-        runs[run.key] = run
-    return list(runs.values()), lines
-
-
-def group_runs(runs: list[Run], env_ids: tuple[str, ...]) -> list[Group]:
-    """By environment (in the order of env_ids, if given), experiment and budget; seeds in order."""
-
-    def order(key):
-        exp_name, env_id, total_timesteps = key
-        return env_ids.index(env_id) if env_ids else 0, env_id, exp_name, total_timesteps
-
-    members = {}
-    for run in sorted(runs, key=lambda run: run.seed):
-        members.setdefault(run.key[:3], []).append(run)
-    return [Group(*key, runs=tuple(members[key])) for key in sorted(members, key=order)]
 
 
 # ---------------------------------------------------------------- references and minima
@@ -454,13 +221,6 @@ def format_returns(values: np.ndarray) -> str:
     )
 
 
-def format_steps(steps: int) -> str:
-    for unit, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if steps >= unit and steps % (unit // 10) == 0:
-            return f"{steps / unit:g}{suffix}"
-    return f"{steps:,}"
-
-
 def markdown_table(header: list[str], rows: list[list]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
@@ -585,8 +345,7 @@ def report_header(args: Args, groups: list[Group], references: list[Reference]) 
         for name in packages
     )
     lines.append(f"- **Versions**: {versions or 'not recorded'}.")
-    recorded = read_commits(args.log_folder)
-    commits = ", ".join(sorted({recorded[run.name] for run in runs if run.name in recorded}))
+    commits = ", ".join(sorted({run.commit for run in runs if run.commit}))
     lines.append(
         f"- **Commit**: of the runs {commits or 'not recorded'}; of this report {current_commit() or 'unknown'}."
     )
@@ -657,28 +416,15 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
     return buffer.getvalue()
 
 
-def curve_rows(run: Run) -> list[list]:
-    """Global step, average of the environments' last episodes there, mean of the episodes since the row before."""
-    counts, means, averages = (
-        run.scalars[f"charts/{name}"] for name in ("episodes", "episodic_return", "avg_episodic_return")
-    )
-    rows = []
-    steps = np.array(sorted(counts))
-    for window in np.array_split(steps, min(CURVE_ROWS, len(steps))):
-        episodic_return = last_episodes_mean(counts, {s: means[s] for s in window.tolist() if s in means}, math.inf)
-        values = averages.get(int(window[-1]), math.nan), episodic_return
-        rows.append([int(window[-1]), *("" if math.isnan(value) else f"{value:.6g}" for value in values)])
-    return rows
-
-
 def curves_csv(groups: list[Group]) -> str:
+    """A thinned row per point: the average of the environments' last episodes, and the mean since the row before."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    columns = "exp_name,env_id,total_timesteps,seed,global_step,avg_episodic_return,episodic_return"
-    writer.writerow(columns.split(","))
+    columns = ["global_step", "avg_episodic_return", "episodic_return"]
+    writer.writerow(["exp_name", "env_id", "total_timesteps", "seed", *columns])
     for group in groups:
         for run in group.runs:
-            writer.writerows([*run.key, *row] for row in curve_rows(run))
+            writer.writerows([*run.key, *(format_value(row[c]) for c in columns)] for row in thinned_rows(run))
     return buffer.getvalue()
 
 
@@ -767,7 +513,7 @@ def main(args: Args) -> None:
         if source not in sources:
             usage_error(f"--check-sources {source}: --references has {', '.join(sources) or 'to name a file'}")
 
-    runs, left_out = read_runs(args)
+    runs, left_out = read_runs(args.runs, args.exp_names, args.env_ids, args.log_folder)
     for line in left_out:
         warn(line)
     asked = " of " + ", ".join(args.exp_names + args.env_ids) if args.exp_names or args.env_ids else ""
@@ -796,6 +542,9 @@ def main(args: Args) -> None:
             print(f"wrote {', '.join(args.output + ending for ending in OUTPUT_ENDINGS)}")
         else:
             print(table)
+        if args.save_results:
+            save_results(args.save_results, runs)
+            print(f"wrote {len(runs)} results to {args.save_results}")
         if args.openrlbenchmark_store:
             write_openrlbenchmark_store(args.openrlbenchmark_store, args.wandb_entity, args.wandb_project_name, runs)
             print(f"wrote {os.path.join(args.openrlbenchmark_store, args.wandb_entity, args.wandb_project_name)}")

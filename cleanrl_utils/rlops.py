@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from cleanrl_utils import report
+from cleanrl_utils import report, results
 from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.python_environments import find_environment
 
@@ -30,14 +30,14 @@ REQUIREMENTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "openrlb
 @dataclass(frozen=True)
 class Args:
     runs: tuple[str, ...] = ("runs",)
-    """folders of runs (or single runs)"""
+    """folders of runs or of the report's `--save-results` (or single ones)"""
     wandb_entity: str = "local"
     """what the filters call them with `we`"""
     wandb_project_name: str = "cleanRL"
     """what the filters call them with `wpn`"""
 
 
-def run_rlops(environment: str, args: Args, runs: list[report.Run], rlops_args: list[str]) -> int:
+def run_rlops(environment: str, args: Args, runs: list[results.Run], rlops_args: list[str]) -> int:
     """Its exit code. rlops looks for its store within its own package: each call gets a copy of it, with its runs."""
     with tempfile.TemporaryDirectory() as scratch:
         package = os.path.join(scratch, "openrlbenchmark")
@@ -58,14 +58,14 @@ def run_rlops(environment: str, args: Args, runs: list[report.Run], rlops_args: 
 def main(args: Args, rlops_args: list[str]) -> None:
     if not rlops_args:
         usage_error("give the arguments of rlops after --; its own help: python -m cleanrl_utils.rlops -- --help")
-    runs, left_out = report.read_runs(report.Args(runs=args.runs))
+    runs, left_out = results.read_runs(args.runs)
     for line in left_out:
         warn(line)
     if not runs:
         usage_error(f"no finished runs in {', '.join(args.runs)}")
     exit_code = run_rlops(find_environment("openrlbenchmark", REQUIREMENTS), args, runs, rlops_args)
     if exit_code:
-        groups = ", ".join(f"{group.exp_name} in {group.env_id}" for group in report.group_runs(runs, ()))
+        groups = ", ".join(f"{group.exp_name} in {group.env_id}" for group in results.group_runs(runs, ()))
         filters = f"?we={args.wandb_entity}&wpn={args.wandb_project_name}"
         warn(f"error: rlops failed; the runs that it was given, as {filters}: {groups}")
     sys.exit(exit_code)

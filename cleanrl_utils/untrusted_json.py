@@ -21,11 +21,15 @@ def read_file(path: str, max_bytes: int) -> bytes:
 
 
 def read_json(path: str):
-    """The file's content, whose numbers are finite, and integers of 64 bits at most; else raises OSError or ValueError.
+    """A file's content, as of `parse_json`; raises OSError or ValueError."""
+    return parse_json(read_file(path, MAX_JSON_SIZE).decode())
+
+
+def parse_json(text: str):
+    """Its content, whose numbers are finite, and integers of 64 bits at most; else raises ValueError.
 
     Its text may hold characters that can't be printed.
     """
-    text = read_file(path, MAX_JSON_SIZE).decode()
     try:
         return json.loads(
             text, object_pairs_hook=unique, parse_int=parse_int, parse_float=parse_float, parse_constant=parse_float

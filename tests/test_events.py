@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from tensorboardX import SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
 
-from cleanrl_utils import events, report
+from cleanrl_utils import events, report, results
 from cleanrl_utils.events import EventWriter, trim
 
 
@@ -539,7 +539,7 @@ NOT_READ = {
 def test_values_that_no_run_has(tmp_path, name):
     curves, reason = NOT_READ[name]
     make_run(tmp_path, curves=curves)
-    runs, (line,) = report.read_runs(report.Args(runs=(str(tmp_path),)))
+    runs, (line,) = results.read_runs((str(tmp_path),))
     assert runs == [] and reason in line
 
 
@@ -547,7 +547,7 @@ def test_an_unfinished_run_without_its_budget(tmp_path):
     """As cleanrl_utils.huggingface reads it."""
     folder, _ = make_run(tmp_path, curves={tag: points[:2] for tag, points in CURVES.items() if "eval" not in tag})
     config = json.loads((folder / "args.json").read_text())
-    assert list(report.read_run(str(folder), config | {"total_timesteps": 0}).wall_times) == [100, 200]
+    assert list(results.read_run(str(folder), config | {"total_timesteps": 0}).wall_times) == [100, 200]
 
 
 NO_FILES = {
@@ -563,7 +563,7 @@ NO_FILES = {
 def test_what_is_named_like_an_event_file(tmp_path, name):
     _, path = make_run(tmp_path)
     NO_FILES[name](path.parent / "events.out.tfevents.9")
-    runs, (line,) = report.read_runs(report.Args(runs=(str(tmp_path),)))
+    runs, (line,) = results.read_runs((str(tmp_path),))
     assert runs == []
     assert line.endswith("hold more than 2 GiB" if name == "too large" else "events.out.tfevents.9 is not a file")
 
@@ -573,7 +573,7 @@ def test_a_pipe_instead_of_another_file(tmp_path, name):
     folder, _ = make_run(tmp_path)
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    runs, lines = report.read_runs(report.Args(runs=(str(tmp_path),)))
+    runs, lines = results.read_runs((str(tmp_path),))
     assert (len(runs), len(lines)) == ((0, 1) if name == "args.json" else (1, 0))
 
 
@@ -584,7 +584,7 @@ def test_enormous_records_take_no_memory(tmp_path, length, end):
     whole, huge = path.read_bytes(), record(b"", length)
     path.write_bytes(whole + huge if end == "end" else huge + whole)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    runs, lines = report.read_runs(report.Args(runs=(str(tmp_path),)))
+    runs, lines = results.read_runs((str(tmp_path),))
     trim(str(path.parent), 500)
     assert len(runs) + len(lines) == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
@@ -690,14 +690,14 @@ def test_a_resumed_run_is_one_curve_for_the_report_and_openrlbenchmark(tmp_path,
     write(folder, {tag: [(s, v) for s, v in points if s > 300] for tag, points in CURVES.items()})
     assert len(event_files(folder)) == 2
     make_run(tmp_path / "whole")
-    results = []
+    curves = []
     for name in ("runs", "whole"):
         store = tmp_path / f"store of {name}"
         report.main(report.Args(runs=(f"{tmp_path}/{name}",), openrlbenchmark_store=str(store)))
         (history,) = store.rglob("run_df.csv")
         rows = [{**row, "_runtime": ""} for row in csv.DictReader(history.open(newline=""))]
-        (run,), _ = report.read_runs(report.Args(runs=(f"{tmp_path}/{name}",)))
-        results.append((rows, run.scalars))
-    assert len(results[0][0]) == 5
-    assert results[0] == results[1]
+        (run,), _ = results.read_runs((f"{tmp_path}/{name}",))
+        curves.append((rows, run.scalars))
+    assert len(curves[0][0]) == 5
+    assert curves[0] == curves[1]
     assert capfd.readouterr().err == ""

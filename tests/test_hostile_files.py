@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
-from cleanrl_utils import checkpoints, enjoy, errors, events, huggingface, models, report, untrusted_json, zoo
+from cleanrl_utils import checkpoints, enjoy, errors, events, huggingface, models, report, results, untrusted_json, zoo
 from cleanrl_utils.evals.ppo_envpool_jax_eval import check_script, make_evaluator
 from cleanrl_utils.models import MAX_FILE_SIZE, find_model, read_model, read_msgpack, restore_args
 from cleanrl_utils.untrusted import MAX_JSON_SIZE, read_json, unpack
@@ -509,12 +509,12 @@ def test_the_report_leaves_out_wrong_arguments(what, tmp_path, capfd):
 def test_the_report_reads_versions_and_commits_of_damaged_files(whole, tmp_path):
     path = tmp_path / "m"
     path.write_bytes(edited(whole, versions=lambda versions: versions.update({ESCAPE: "1", "a": ESCAPE, "b": 1})))
-    assert report.read_versions(str(path)).keys() == {"envpool", "flax", "jax", "numpy", "b"}
+    assert results.read_versions(str(path)).keys() == {"envpool", "flax", "jax", "numpy", "b"}
     path.write_bytes(whole[:-1])
-    assert report.read_versions(str(path)) == report.read_versions("/dev/zero") == {}
+    assert results.read_versions(str(path)) == results.read_versions("/dev/zero") == {}
     (tmp_path / "a.json").write_text('{"run_dir": 5, "git_describe": "x"}')
     (tmp_path / "b.json").write_text("[" * 100_000)
-    assert report.read_commits(str(tmp_path)) == {}
+    assert results.read_commits(str(tmp_path)) == {}
 
 
 BAD_EVALUATIONS = [
@@ -560,8 +560,8 @@ def test_random_damage_of_arguments_is_a_line_or_arguments(tmp_path, monkeypatch
         monkeypatch.setattr(untrusted_json, "read_file", lambda *_, data=data: data)
         refused += is_refused(huggingface.check_run, str(tmp_path))
         try:
-            report.read_config(str(tmp_path))
-        except report.LeftOut as reason:
+            results.read_config(str(tmp_path))
+        except results.LeftOut as reason:
             left_out += 1
             assert str(reason).isprintable()
     assert 2000 < left_out < refused < 10_000
