@@ -15,11 +15,9 @@ is written too. A run counts once it has finished; of two that differ in nothing
 
 import csv
 import io
-import json
 import math
 import os
 import shlex
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,17 +32,22 @@ from matplotlib.ticker import EngFormatter
 from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.files import write_file
 from cleanrl_utils.results import (
+    MEASURES,
     NUM_EPISODES,
     Group,
-    Run,
     format_steps,
     format_value,
     group_runs,
+    known,
     read_runs,
     save_results,
     thinned_rows,
 )
+from cleanrl_utils.rlops import write_openrlbenchmark_store
 
+NUM_RESAMPLES = 10_000  # of the bootstrap
+RANDOM = "random"  # the source of the random policy's returns in the file of references
+STORED = "stored results"
 OUTPUT_ENDINGS = (".md", ".png", ".svg", ".csv")
 
 
@@ -59,11 +62,13 @@ class Args:
     output: str | None = None
     """where to write NAME.md, NAME.png, NAME.svg and NAME.csv, without an ending; not given: the table is printed"""
     references: str | None = None
-    """published results to compare with: a csv file of env_id,source,budget,mean,std,note"""
+    """published results to compare with: a csv file of env_id,source,budget,mean,std,note,measure"""
     check_sources: tuple[str, ...] = ()
     """sources in `--references` that returns must not fall below, but for their spread; exit code 1 if one does"""
     check: str | None = None
     """minimal returns: a csv file of env_id,exp_name,total_timesteps,minimum,source; exit code 1 below one of them"""
+    check_results: str | None = None
+    """results that returns must not fall below, but for their spread: a folder of `--save-results`, or of runs"""
     log_folder: str = "logs"
     """the benchmark's `--log-folder`, which tells the commits of the runs, if there is one"""
     save_results: str | None = None
@@ -85,6 +90,7 @@ class Reference:
     mean: float
     std: float  # nan if not published
     note: str
+    measure: str = "training"  # one of MEASURES
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,9 @@ class Minimum:
     env_id: str
     exp_name: str
     total_timesteps: int
-    minimum: float  # nan if nothing was published
+    minimum: float  # nan if there is nothing to compare
     source: str
+    measure: str = "training"
     published: str = "-"
 
 
@@ -111,18 +118,19 @@ def read_csv(path: str, columns: dict[str, Callable]) -> list[list]:
             lines = [(reader.line_num, line) for line in reader]
     except (OSError, ValueError, csv.Error) as error:
         usage_error(f"can't read {path}: {getattr(error, 'strerror', None) or 'not a csv file'}")
-    missing = [name for name in columns if name not in (reader.fieldnames or [])]
+    missing = [name for name in columns if name not in (reader.fieldnames or []) and name != "measure"]
     if missing:
         usage_error(f"{path}: its first line lacks {', '.join(missing)}; it should read {','.join(columns)}")
     rows = []
     for line_number, line in lines:
         row = []
         for name, convert in columns.items():
-            text = (line[name] or "").strip()
+            text = (line.get(name) or "").strip()
             try:
                 row.append(convert(text))
             except (ValueError, OverflowError):
-                usage_error(f"{path}, line {line_number}: {name} is {text!r}, which is not a number")
+                problem = "none of " + ", ".join(MEASURES) if name == "measure" else "not a number"
+                usage_error(f"{path}, line {line_number}: {name} is {text!r}, which is {problem}")
         rows.append(row)
     return rows
 
@@ -133,17 +141,21 @@ def parse_number(text: str) -> float:
     return number
 
 
+def parse_measure(text: str) -> str:
+    return MEASURES[MEASURES.index(text or "training")]
+
+
 def read_references(path: str) -> list[Reference]:
     def optional(text):
         return parse_number(text) if text else math.nan
 
     columns = {"env_id": str, "source": str, "budget": parse_budget, "mean": parse_number, "std": optional, "note": str}
-    return [Reference(*row) for row in read_csv(path, columns)]
+    return [Reference(*row) for row in read_csv(path, columns | {"measure": parse_measure})]
 
 
 def read_minima(path: str) -> list[Minimum]:
     columns = {"env_id": str, "exp_name": str, "total_timesteps": parse_budget, "minimum": parse_number, "source": str}
-    return [Minimum(*row) for row in read_csv(path, columns)]
+    return [Minimum(*row) for row in read_csv(path, columns | {"measure": parse_measure})]
 
 
 def lowest_return(reference: Reference, returns: np.ndarray) -> float:
@@ -152,17 +164,38 @@ def lowest_return(reference: Reference, returns: np.ndarray) -> float:
     return reference.mean - 2 * np.nanmax([std, reference.std]) / math.sqrt(len(returns))
 
 
+def reference_minimum(reference: Reference, group: Group) -> Minimum:
+    returns = known(group.returns(reference.measure))
+    limit = lowest_return(reference, returns) if len(returns) else math.nan
+    published = format_mean_std(reference.mean, reference.std)
+    key = group.env_id, group.exp_name, group.total_timesteps
+    return Minimum(*key, limit, reference.source, reference.measure, published)
+
+
+def no_reference(group: Group, source: str) -> Minimum:
+    return Minimum(group.env_id, group.exp_name, group.total_timesteps, math.nan, source)
+
+
 def published_minima(references: list[Reference], groups: list[Group], sources: tuple[str, ...]) -> list[Minimum]:
     """Of each group for each of the sources, and one of nan if none of them published its environment and budget."""
     minima = []
     for group in groups if sources else ():
-        key = group.env_id, group.exp_name, group.total_timesteps
         found = [ref for source, ref in matching(references, group).items() if source in sources]
-        for ref in found:
-            limit = lowest_return(ref, group.training_returns)
-            minima.append(Minimum(*key, limit, ref.source, format_mean_std(ref.mean, ref.std)))
-        if not found:
-            minima.append(Minimum(*key, math.nan, ", ".join(sources)))
+        minima += [reference_minimum(ref, group) for ref in found] or [no_reference(group, ", ".join(sources))]
+    return minima
+
+
+def stored_minima(stored: list[Group], groups: list[Group]) -> list[Minimum]:
+    """Of each group for each measure that the stored results of the same experiment have too; one of nan if none do."""
+    by_key, minima = {group.key: group for group in stored}, []
+    for group in groups:
+        found = []
+        for measure in ("training", "final evaluation") if group.key in by_key else ():
+            returns = known(by_key[group.key].returns(measure))
+            if len(returns) and len(known(group.returns(measure))):
+                std = returns.std(ddof=1) if len(returns) > 1 else math.nan
+                found.append(Reference(group.env_id, STORED, group.total_timesteps, returns.mean(), std, "", measure))
+        minima += [reference_minimum(ref, group) for ref in found] or [no_reference(group, STORED)]
     return minima
 
 
@@ -172,12 +205,15 @@ def check_minima(minima: list[Minimum], groups: list[Group]) -> tuple[str, bool]
     rows, all_pass = [], True
     for minimum in minima:
         group = by_key.get((minimum.env_id, minimum.exp_name, minimum.total_timesteps))
+        returns = known(group.returns(minimum.measure)) if group else np.array([])
         if group is None:
             result = "**FAIL**: no finished run"
         elif math.isnan(minimum.minimum):
-            result = "no reference"
+            result = "no reference" if minimum.published == "-" else f"no {minimum.measure} to compare"
+        elif not len(returns):
+            result = f"**FAIL**: no {minimum.measure}"
         else:
-            result = "pass" if group.training_returns.mean() >= minimum.minimum else "**FAIL**"
+            result = "pass" if returns.mean() >= minimum.minimum else "**FAIL**"
         all_pass = all_pass and "FAIL" not in result
         rows.append(
             [
@@ -185,15 +221,76 @@ def check_minima(minima: list[Minimum], groups: list[Group]) -> tuple[str, bool]
                 f"`{minimum.exp_name}`",
                 format_steps(minimum.total_timesteps),
                 "-" if group is None else len(group.runs),
-                "-" if group is None else format_returns(group.training_returns),
+                minimum.measure,
+                "-" if group is None else format_returns(group.returns(minimum.measure)),
                 minimum.source,
                 minimum.published,
                 format_number(minimum.minimum),
                 result,
             ]
         )
-    header = ["Environment", "Experiment", "Steps", "Seeds", "Training return", "Source", "Published"]
+    header = ["Environment", "Experiment", "Steps", "Seeds", "Measure", "Return", "Source", "Reference"]
     return markdown_table([*header, "Minimum", "Result"], rows), all_pass
+
+
+# ---------------------------------------------------------------- interquartile mean
+def interquartile_mean(samples: list[np.ndarray]) -> tuple[float, float, float]:
+    """IQM over the samples, one per task and each [num_seeds], and the ends of its 95% interval, nan for one seed.
+
+    As rliable's `aggregate_iqm` and `get_interval_estimates` define them (that needs pandas below 3): the mean of all
+    scores without the lowest and the highest quarter; percentiles of a bootstrap that resamples each task's seeds.
+    """
+    from scipy.stats import bootstrap, trim_mean
+
+    def statistic(*samples, axis):
+        return trim_mean(np.concatenate(samples, axis), 0.25, axis)
+
+    estimate = statistic(*samples, axis=-1)
+    if min(map(len, samples)) < 2:
+        return estimate, math.nan, math.nan
+    interval = bootstrap(
+        samples, statistic, n_resamples=NUM_RESAMPLES, batch=1000, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return estimate, interval.low, interval.high
+
+
+def scored_returns(group: Group) -> tuple[np.ndarray, str]:
+    """[num_seeds], of the final evaluation, or of the training if not every seed was evaluated; and which it is."""
+    measure = "training" if np.isnan(group.evaluation_returns).any() else "final evaluation"
+    return group.returns(measure), measure
+
+
+def format_interval(estimate: float, low: float, high: float) -> str:
+    interval = "" if math.isnan(low) else f" [{format_number(low, estimate)}, {format_number(high, estimate)}]"
+    return format_number(estimate) + interval
+
+
+def normalised_returns(group: Group, references: list[Reference]) -> np.ndarray | None:
+    """[num_seeds], 0 for the random policy and 1 for the best published result of the budget; None if one lacks."""
+    zero = [ref.mean for ref in references if (ref.source, ref.env_id) == (RANDOM, group.env_id)]
+    one = max((ref.mean for ref in matching(references, group).values()), default=-math.inf)
+    return (scored_returns(group)[0] - zero[0]) / (one - zero[0]) if zero and one > zero[0] else None
+
+
+def aggregate_table(groups: list[Group], references: list[Reference]) -> str:
+    """A row for each experiment and budget; empty if none has a task with both references."""
+    rows = []
+    for exp_name, total_timesteps in distinct((group.exp_name, group.total_timesteps) for group in groups):
+        own = [group for group in groups if (group.exp_name, group.total_timesteps) == (exp_name, total_timesteps)]
+        scores = {group.env_id: normalised_returns(group, references) for group in own}
+        samples = [score for score in scores.values() if score is not None]
+        left_out = [env_id for env_id, score in scores.items() if score is None]
+        rows.append(
+            [
+                f"`{exp_name}`",
+                format_steps(total_timesteps),
+                len(samples),
+                format_interval(*interquartile_mean(samples)) if samples else "-",
+                ", ".join(left_out) or "-",
+            ]
+        )
+    header = ["Experiment", "Steps", "Tasks", "Normalised IQM [95% CI]", "Tasks left out"]
+    return markdown_table(header, rows) if any(row[2] for row in rows) else ""
 
 
 # ---------------------------------------------------------------- Markdown
@@ -212,13 +309,21 @@ def format_mean_std(mean: float, std: float) -> str:
 
 def format_returns(values: np.ndarray) -> str:
     """Mean and sample standard deviation over the seeds that have a value, and how many if some have none."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    returns = known(values)
+    if not len(returns):
         return "-"
-    std = known.std(ddof=1) if len(known) > 1 else math.nan
-    return format_mean_std(known.mean(), std) + (
-        f" ({len(known)} of {len(values)})" if len(known) < len(values) else ""
-    )
+    std = returns.std(ddof=1) if len(returns) > 1 else math.nan
+    missing = f" ({len(returns)} of {len(values)})" if len(returns) < len(values) else ""
+    return format_mean_std(returns.mean(), std) + missing
+
+
+def format_compared(reference: Reference | None, group: Group) -> str:
+    """The published result, and in brackets by how much the group's of the same measure is higher."""
+    if reference is None:
+        return "-"
+    returns = known(group.returns(reference.measure))
+    difference = f"{returns.mean() - reference.mean:+,.{decimals(reference.mean)}f}" if len(returns) else "-"
+    return f"{format_mean_std(reference.mean, reference.std)} ({difference})"
 
 
 def markdown_table(header: list[str], rows: list[list]) -> str:
@@ -246,11 +351,12 @@ def results_table(groups: list[Group], references: list[Reference]) -> str:
     sources = matching_sources(references, groups)
     several = len({group.exp_name for group in groups}) > 1
     header = ["Environment", *(["Experiment"] if several else []), "Steps", "Seeds"]
-    header += ["Training return", "Each seed", "Evaluation return", "Steps/s", *sources]
+    header += ["Training return", "Each seed", "Evaluation return", "Best evaluation", "IQM [95% CI]", "Steps/s"]
     rows = []
     for group in groups:
         mean = group.training_returns.mean()
         found = matching(references, group)
+        scores, measure = scored_returns(group)
         rows.append(
             [
                 group.env_id,
@@ -260,22 +366,22 @@ def results_table(groups: list[Group], references: list[Reference]) -> str:
                 format_returns(group.training_returns),
                 "; ".join(format_number(value, like=mean) for value in group.training_returns),
                 format_returns(group.evaluation_returns),
+                format_returns(group.best_evaluation_returns),
+                format_interval(*interquartile_mean([scores])) + (" (training)" if measure == "training" else ""),
                 format_number(np.mean([run.steps_per_second for run in group.runs]), like=math.inf),
-                *(
-                    f"{format_mean_std(ref.mean, ref.std)} ({mean - ref.mean:+,.{decimals(ref.mean)}f})" if ref else "-"
-                    for ref in (found.get(source) for source in sources)
-                ),
+                *(format_compared(found.get(source), group) for source in sources),
             ]
         )
+    header += sources
     return markdown_table(header, rows)
 
 
 def check_text(table: str, minima: list[Minimum]) -> str:
-    text = "The mean training return must not lie below the minimum"
+    text = "The mean return over the seeds must not lie below the minimum"
     if any(minimum.published != "-" for minimum in minima):
         text += (
-            ": for a published result, its mean - 2 s / √n, with n seeds and s the larger of two standard deviations, "
-            "the seeds' and the published one"
+            ": for a published or stored reference, its mean - 2 s / √n, with n seeds and s the larger of two standard "
+            "deviations, the seeds' and the reference's"
         )
     return f"Regression check. {text}.\n\n{table}"
 
@@ -325,20 +431,31 @@ def report_header(args: Args, groups: list[Group], references: list[Reference]) 
         if evaluated
         else "- **Evaluation return**: these runs were not evaluated."
     )
+    if any(not math.isnan(group.best_evaluation_returns[0]) for group in groups):
+        lines.append(
+            "- **Best evaluation**: the highest, over the steps at which every seed was evaluated in training, of the "
+            "mean over seeds of that return, ± the same deviation over seeds at that step: so tianshou quotes its "
+            "results. As a maximum over noise it lies above what the policy at that step is worth."
+        )
+    lines.append(
+        "- **IQM**: interquartile mean over seeds of the evaluation return (of the training return, and marked so, if "
+        "a seed was not evaluated), with its 95% interval, by rliable's definitions: without the lowest and the "
+        f"highest quarter, rounded down; percentiles of {NUM_RESAMPLES:,} stratified bootstrap samples."
+    )
     lines.append("- **Steps/s**: environment steps per second over a whole run, compilation included; mean over seeds.")
     sources = matching_sources(references, groups)
     if sources:
         lines.append(
-            "- **References**: published mean ± spread at the same budget, in brackets our training return minus it."
+            "- **References**: published mean ± spread at the same budget, in brackets our return of the same measure "
+            "minus it (-: we have none)."
         )
     for source in sources:
-        notes = {}
-        for ref in references:
-            if ref.source == source and ref.note:
+        own, notes = [ref for ref in references if ref.source == source], {}
+        for ref in own:
+            if ref.note:
                 notes.setdefault(ref.note, []).append(ref.env_id)
-        if notes:
-            text = "; ".join(f"{note} ({', '.join(distinct(env_ids))})" for note, env_ids in notes.items())
-            lines.append(f"    - {source}: {text}.")
+        text = "; ".join(f"{note} ({', '.join(distinct(env_ids))})" for note, env_ids in notes.items())
+        lines.append(f"    - {source}, {' and '.join(distinct(ref.measure for ref in own))}{text and f': {text}'}.")
     packages = sorted({name for run in runs for name in run.versions})
     versions = ", ".join(
         f"{name} {' and '.join(sorted({run.versions[name] for run in runs if name in run.versions}))}"
@@ -428,66 +545,6 @@ def curves_csv(groups: list[Group]) -> str:
     return buffer.getvalue()
 
 
-# ---------------------------------------------------------------- openrlbenchmark
-def write_openrlbenchmark_store(folder: str, entity: str, project: str, runs: list[Run]) -> None:
-    """What `openrlbenchmark.rlops --offline --scan-history` reads: its offline_db.py and cache.py, version 0.3.1.
-
-    Every run has its budget as a tag, e.g. `?tag=1M`, as rlops knows no other way to tell two budgets apart.
-    """
-    store = os.path.join(folder, entity, project)
-    os.makedirs(store, exist_ok=True)
-    rows, tags = [], {}
-    for run in runs:
-        tag = format_steps(run.config["total_timesteps"])
-        tags.setdefault(tag, []).append(run.name)
-        attributes = {
-            "id": run.name,
-            "name": run.name,
-            "state": "finished",
-            "url": run.name,
-            "path": [entity, project, run.name],
-            "project": project,
-            "entity": entity,
-            "config": run.config,
-        }
-        rows.append([*(json.dumps(x) if isinstance(x, list | dict) else x for x in attributes.values()), entity])
-        os.makedirs(os.path.join(store, run.name), exist_ok=True)
-        write_file(os.path.join(store, run.name, "run_df.csv"), history_csv(run).encode())
-        attributes |= {"tags": [tag], "user": {"username": entity, "name": entity}}
-        write_file(os.path.join(store, run.name, "run.json"), json.dumps(attributes).encode())
-
-    database = sqlite3.connect(":memory:")
-    text = "VARCHAR(255) NOT NULL"
-    database.execute(
-        f"CREATE TABLE offlinerun (id {text}, name {text}, state {text}, url {text}, path TEXT NOT NULL, "
-        f"project {text}, entity {text}, config TEXT NOT NULL, username {text})"
-    )
-    database.execute(f"CREATE TABLE tag (id INTEGER NOT NULL PRIMARY KEY, name {text})")
-    database.execute(
-        "CREATE TABLE tag_offlinerun_through (id INTEGER NOT NULL PRIMARY KEY, "
-        "tag_id INTEGER NOT NULL REFERENCES tag (id), offlinerun_id INTEGER NOT NULL REFERENCES offlinerun (id))"
-    )
-    database.executemany("INSERT INTO offlinerun VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-    for tag_id, (tag, run_ids) in enumerate(tags.items(), start=1):
-        database.execute("INSERT INTO tag VALUES (?, ?)", [tag_id, tag])
-        pairs = [(tag_id, run_id) for run_id in run_ids]
-        database.executemany("INSERT INTO tag_offlinerun_through (tag_id, offlinerun_id) VALUES (?, ?)", pairs)
-    database.commit()
-    write_file(os.path.join(store, "offline.sqlite"), database.serialize())
-    database.close()
-
-
-def history_csv(run: Run) -> str:
-    """Every scalar, a row per step."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["", "global_step", "_runtime", *run.scalars])
-    for i, step in enumerate(sorted(run.wall_times)):
-        values = (values.get(step, "") for values in run.scalars.values())
-        writer.writerow([i, step, f"{run.wall_times[step]:.3f}", *values])
-    return buffer.getvalue()
-
-
 # ---------------------------------------------------------------- command
 def write_report(output: str, markdown: str, groups: list[Group], references: list[Reference]) -> None:
     figure = draw_curves(groups, references)
@@ -508,13 +565,15 @@ def main(args: Args) -> None:
     minima = [m for m in minima if not args.exp_names or m.exp_name in args.exp_names]
     if args.check and not minima:
         usage_error(f"{args.check} has no minimum for what was asked: there is nothing to check")
-    sources = distinct(reference.source for reference in references)
+    sources = distinct(reference.source for reference in references if reference.source != RANDOM)
     for source in args.check_sources:
         if source not in sources:
             usage_error(f"--check-sources {source}: --references has {', '.join(sources) or 'to name a file'}")
 
-    runs, left_out = read_runs(args.runs, args.exp_names, args.env_ids, args.log_folder)
-    for line in left_out:
+    asked_for = args.exp_names, args.env_ids, args.log_folder
+    runs, left_out = read_runs(args.runs, *asked_for)
+    stored, stored_left_out = read_runs((args.check_results,), *asked_for) if args.check_results else ([], [])
+    for line in left_out + stored_left_out:
         warn(line)
     asked = " of " + ", ".join(args.exp_names + args.env_ids) if args.exp_names or args.env_ids else ""
     if not runs:
@@ -528,10 +587,16 @@ def main(args: Args) -> None:
 
     published = published_minima(references, groups, args.check_sources)
     if published and all(math.isnan(minimum.minimum) for minimum in published):
-        usage_error(f"{', '.join(args.check_sources)} published nothing for these runs: there is nothing to check")
+        nothing = "published nothing for these runs, or only what they didn't measure: there is nothing to check"
+        usage_error(f"{', '.join(args.check_sources)} {nothing}")
+    remembered = stored_minima(group_runs(stored, ()), groups) if args.check_results else []
+    if remembered and all(math.isnan(minimum.minimum) for minimum in remembered):
+        usage_error(f"{args.check_results} has no finished run like these: there is nothing to check")
 
     table = results_table(groups, references)
-    minima += published
+    if aggregate := aggregate_table(groups, references):
+        table += f"\n{aggregate}"
+    minima += published + remembered
     check_table, all_pass = check_minima(minima, groups)
     try:
         if args.output:

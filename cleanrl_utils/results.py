@@ -119,17 +119,20 @@ class Group:
         return returns[:, returns.mean(0).argmax()]
 
     def returns(self, measure: str) -> np.ndarray:
-        """[num_seeds] of one of MEASURES, fewer where not all have it."""
-        values = {
+        """[num_seeds] of one of MEASURES, nan where it is not known."""
+        return {
             "training": self.training_returns,
             "final evaluation": self.evaluation_returns,
             "best evaluation": self.best_evaluation_returns,
         }[measure]
-        return values[~np.isnan(values)]
 
 
 class LeftOut(Exception):
     """Why a run is not in the report."""
+
+
+def known(values: np.ndarray) -> np.ndarray:
+    return values[~np.isnan(values)]
 
 
 def last_value(values: dict[int, float]) -> float:

@@ -243,7 +243,7 @@ def test_the_report_files(tmp_path, capsys):
     assert row["rl-zoo"] == "4.95 (+0.25)"
     assert table_row(markdown, "Ant-v4")["tianshou"] == "-"  # published for another budget
     assert "elsewhere" not in markdown
-    assert "tianshou: test returns (Hopper-v4); v3 env (Ant-v4)." in markdown
+    assert "tianshou, training: test returns (Hopper-v4); v3 env (Ant-v4)." in markdown
     assert f"\npython -m cleanrl_utils.report --runs {tmp_path}/runs --output {tmp_path}/docs/ppo --ref" in markdown
     for text in ("`ppo`, 500 steps, seeds 1, 2, 3.", "ddof = 1", "(ppo.png)", "of 10 episodes"):
         assert text in markdown
@@ -304,6 +304,67 @@ def test_curves_are_drawn_where_every_seed_has_a_value(tmp_path):
     np.testing.assert_allclose(reference.get_ydata(), [6.0, 6.0])
 
 
+# ---------------------------------------------------------------- interquartile mean
+@pytest.mark.parametrize(
+    "samples, expected",
+    [
+        ([[1, 2, 4, 100]], 3),  # without the lowest and the highest
+        ([[-50, 1, 2, 3, 4, 5, 6, 900]], (2 + 3 + 4 + 5) / 4),
+        ([[1, 2, 6]], 3),  # a quarter of three is none
+        ([[1, 2], [4, 100]], 3),  # over all tasks together
+        ([[5]], 5),
+    ],
+)
+def test_interquartile_mean(samples, expected):
+    estimate, low, high = report.interquartile_mean([np.array(sample, float) for sample in samples])
+    assert estimate == expected
+    assert np.isnan([low, high]).all() if len(samples[0]) == 1 else low <= estimate <= high
+
+
+def test_the_interval_of_two_seeds_and_of_strata():
+    # (0, 0), (0, 10), (10, 0), (10, 10): means 0, 5, 5, 10, the ends with 25% each
+    assert report.interquartile_mean([np.array([0.0, 10.0])]) == (5, 0, 10)
+    # the seeds of one task never stand for those of another: half is 0 and half 10 in every sample
+    assert report.interquartile_mean([np.zeros(2), np.full(2, 10.0)]) == (5, 5, 5)
+
+
+def test_the_interval_is_that_of_another_bootstrap():
+    values, rng = np.array([3.0, 1, 4, 1, 5, 9, 2, 6]), np.random.default_rng(1)
+    means = np.sort(rng.choice(values, (100_000, 8)), axis=1)[:, 2:6].mean(1)
+    _, *interval = report.interquartile_mean([values])
+    np.testing.assert_allclose(interval, np.percentile(means, [2.5, 97.5]), atol=0.1)
+
+
+def test_normalised_scores_and_the_tasks_without_them(tmp_path):
+    """Hopper: 0 is -2 and 1 is 18: of evaluations 8, 12, 16 and 18: 0.5, 0.7, 0.9 and 1; Ant's training 4.2 of 8.4."""
+    for seed, evaluation in enumerate([8.0, 12.0, 16.0, 18.0]):
+        write_run(tmp_path, seed, evaluation=evaluation)
+        write_run(tmp_path, seed, env_id="Ant-v4")
+        write_run(tmp_path, seed, env_id="Swimmer-v4")
+        write_run(tmp_path, seed, env_id="Pusher-v4")
+    references = [
+        report.Reference("Hopper-v4", "random", 0, -2.0, 1.0, ""),
+        report.Reference("Hopper-v4", "a", 500, 18.0, 1.0, "", "best evaluation"),
+        report.Reference("Hopper-v4", "b", 500, 7.0, 1.0, ""),
+        report.Reference("Hopper-v4", "a", 1000, 99.0, 1.0, ""),
+        report.Reference("Ant-v4", "random", 0, 0.0, 1.0, ""),
+        report.Reference("Ant-v4", "a", 500, 8.4, 1.0, ""),
+        report.Reference("Swimmer-v4", "a", 500, 8.4, 1.0, ""),
+        report.Reference("Pusher-v4", "random", 0, 0.0, 1.0, ""),
+    ]
+    groups, _ = read_groups(tmp_path)
+    header, _, row = report.aggregate_table(groups, references).splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    # 0.5, 0.5, 0.5, 0.5, 0.5, 0.7, 0.9, 1: the middle four are 0.5, 0.5, 0.5 and 0.7
+    assert cells[:3] == ["`ppo`", "500", "2"] and cells[3].startswith("0.55 [0.50, 0.")
+    assert cells[4] == "Pusher-v4, Swimmer-v4"
+    assert report.aggregate_table(groups, []) == ""
+    table = report.results_table(groups, references)
+    assert table_row(table, "Hopper-v4")["IQM [95% CI]"].startswith("14.0 [")
+    assert table_row(table, "Ant-v4")["IQM [95% CI]"] == "4.20 [4.20, 4.20] (training)"
+    assert "random" not in table
+
+
 # ---------------------------------------------------------------- regression check
 CHECK_HEADER = "env_id,exp_name,total_timesteps,minimum,source\n"
 
@@ -328,7 +389,8 @@ def test_check(tmp_path, capsys, line, code, result):
     assert row["Result"] == result
     assert row["Source"] == "issue 2"
     if code == 0:
-        assert (row["Training return"], row["Minimum"], row["Seeds"]) == ("5.20 ± 1.00", "5.10", "3")
+        assert (row["Return"], row["Minimum"], row["Seeds"]) == ("5.20 ± 1.00", "5.10", "3")
+        assert row["Measure"] == "training"
     assert check_table.strip() in (tmp_path / "ppo.md").read_text()
 
 
@@ -393,6 +455,77 @@ def test_the_check_names_what_nobody_published_and_joins_both_kinds(tmp_path, ca
     assert [check_table.count(result) for result in ("| pass |", "| **FAIL** |", "| no reference |")] == [3, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "stored, evaluations, results",
+    [
+        # the stored deviation is 1 for both, the new one 0: 2 / sqrt(4) = 1 below the stored mean
+        ([4.0, 5.0, 6.0], None, ["pass"]),
+        ([4.1, 5.1, 6.1], None, ["**FAIL**"]),
+        ([4.0, 5.0, 6.0], [9.0, 10.0, 11.0], ["pass", "pass"]),
+        ([4.0, 5.0, 6.0], [9.1, 10.1, 11.1], ["pass", "**FAIL**"]),
+        # one stored seed has no deviation
+        ([4.0], [9.0], ["pass", "pass"]),
+        ([4.1], [9.1], ["**FAIL**", "**FAIL**"]),
+    ],
+)
+def test_check_against_stored_results(tmp_path, capsys, stored, evaluations, results):
+    for seed, mean in enumerate(stored):
+        evaluation = evaluations and evaluations[seed]
+        write_run(tmp_path / "old", seed, [(100, mean)] * 5, evaluation=evaluation)
+    main(Args(runs=(f"{tmp_path}/old",), save_results=f"{tmp_path}/results"))
+    for seed in range(4):
+        write_run(tmp_path / "runs", seed, [(100, 4.0)] * 5, evaluation=9.0)
+    write_run(tmp_path / "runs", 0, exp_name="another")
+    capsys.readouterr()
+    args = Args(runs=(f"{tmp_path}/runs",), check_results=f"{tmp_path}/results")
+    code = 1 if "**FAIL**" in results else None
+    assert (exit_code(args) if code else main(args)) == code
+    check_table = capsys.readouterr().out.split("\n\n", 1)[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in check_table.splitlines()[2:] if line]
+    assert [row[-1] for row in rows] == ["no reference", *results]
+    assert [row[4] for row in rows] == ["training", "training", "final evaluation"][: 1 + len(results)]
+    assert {row[6] for row in rows} == {"stored results"}
+
+
+def test_differences_and_checks_by_measure(tmp_path, capsys):
+    """The seeds' training returns are 4.2 and 4.2, their final evaluations 9 and 15, the best ones 10 and 16."""
+    write_run(tmp_path / "runs", 1, evaluations={200: 10.0, 500: 9.0})
+    write_run(tmp_path / "runs", 2, evaluations={200: 16.0, 500: 15.0})
+    write_run(tmp_path / "runs", 1, env_id="Ant-v4")
+    header = "env_id,source,budget,mean,std,note,measure\n"
+    rows = ["Hopper-v4,a,500,4,,,training", "Hopper-v4,b,500,20,,,best evaluation"]
+    rows += ["Hopper-v4,c,500,11,,,final evaluation", "Hopper-v4,d,500,3,,,", "Ant-v4,b,500,3,,,best evaluation"]
+    (tmp_path / "references.csv").write_text(header + "\n".join(rows) + "\n")
+    options = {"runs": (f"{tmp_path}/runs",), "references": f"{tmp_path}/references.csv"}
+    args = Args(**options, check_sources=("a", "b", "c"))
+    assert exit_code(args) == 1
+    table, check_table = capsys.readouterr().out.split("\n\n", 1)
+    row = table_row(table, "Hopper-v4")
+    assert row["Evaluation return"] == "12.0 ± 4.2" and row["Best evaluation"] == "13.0 ± 4.2"
+    differences = [row[source].split()[-1] for source in "abcd"]
+    assert differences == ["(+0.20)", "(-7.0)", "(+1.0)", "(+1.20)"]
+    assert table_row(table, "Ant-v4")["b"] == "3.00 (-)"
+    assert table_row(table, "Ant-v4")["Best evaluation"] == "-"
+    # b's minimum is 20 - 2 * 4.243 / sqrt(2) = 14, above 13; c's 11 - 6 = 5
+    for cells, minimum, result in [
+        (("Hopper-v4", "`ppo`", "500", "2", "training"), "4.00", "pass"),
+        (("Hopper-v4", "`ppo`", "500", "2", "best evaluation"), "14.0", "**FAIL**"),
+        (("Hopper-v4", "`ppo`", "500", "2", "final evaluation"), "5.00", "pass"),
+        (("Ant-v4",), "-", "no best evaluation to compare"),
+    ]:
+        row = table_row(check_table, *cells)
+        assert (row["Minimum"], row["Result"]) == (minimum, result)
+    assert exit_code(Args(**options, check_sources=("b",), env_ids=("Ant-v4",))) == 2
+    assert "nothing to check" in capsys.readouterr().err
+
+
+def test_a_minimum_of_an_evaluation_that_is_missing_fails(tmp_path, capsys):
+    write_run(tmp_path / "runs", 1)
+    (tmp_path / "check.csv").write_text(CHECK_HEADER.strip() + ",measure\nHopper-v4,ppo,500,1,,final evaluation\n")
+    assert exit_code(Args(runs=(f"{tmp_path}/runs",), check=f"{tmp_path}/check.csv")) == 1
+    assert "**FAIL**: no final evaluation" in capsys.readouterr().out
+
+
 def test_the_command_exits_with_1_on_a_regression(tmp_path):
     write_run(tmp_path / "runs", 1)
     (tmp_path / "check.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,5,\n")
@@ -416,6 +549,10 @@ def test_the_command_exits_with_1_on_a_regression(tmp_path):
         ({"output": "{}/ppo.md"}, "give a name without an ending"),
         ({"output": "{}/out", "references": "{}/nowhere.csv"}, "can't read {}/nowhere.csv: No such file"),
         ({"output": "{}/out", "references": "{}/check.csv"}, "its first line lacks budget, mean, std, note"),
+        ({"references": "{}/measure.csv"}, "measure.csv, line 2: measure is 'best', which is none of training, final"),
+        ({"check_results": "{}/nowhere"}, "no folder {}/nowhere"),
+        ({"check_results": "{}/empty"}, "{}/empty has no finished run like these: there is nothing to check"),
+        ({"save_results": "{}/a file"}, "can't write {}/a file"),
         ({"output": "{}/out", "check": "{}/bad.csv"}, "bad.csv, line 3: minimum is 'high', which is not a number"),
         ({"output": "{}/out", "check": "{}/nan.csv"}, "nan.csv, line 2: minimum is 'nan', which is not a number"),
         ({"output": "{}/out", "check": "{}/check.csv", "env_ids": ("Ant-v4",)}, "there is nothing to check"),
@@ -434,6 +571,7 @@ def test_mistakes_end_in_one_line(tmp_path, capsys, options, message):
     (tmp_path / "nan.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,nan,\n")
     (tmp_path / "bad.csv").write_text(CHECK_HEADER + "Hopper-v4,ppo,500,1,\nAnt-v4,ppo,500,high,\n")
     (tmp_path / "refs.csv").write_text(REFERENCES)
+    (tmp_path / "measure.csv").write_text("env_id,source,budget,mean,std,note,measure\nHopper-v4,a,1,2,,,best\n")
     before = sorted(tmp_path.rglob("*"))
 
     def fill(value):

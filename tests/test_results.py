@@ -88,7 +88,7 @@ def test_pandas_reads_it(tmp_path):
 def test_the_same_report_from_the_saved_results(tmp_path):
     write_seeds(tmp_path / "runs")
     for seed in (1, 2):
-        evaluations = {500: 7.0 + seed, 1_300: 8.1 * seed, 100_000: 9.0}
+        evaluations = {500: 7.0 + seed, 1_300: 8.0 * seed, 100_000: 9.0}
         write_long_run(tmp_path / "runs", seed, evaluations, env_id="Ant-v4")
     folder = save(tmp_path)
     assert len(os.listdir(folder)) == 5
@@ -201,4 +201,4 @@ def test_one_evaluation_is_no_best_one(tmp_path):
     for seed, evaluations in enumerate([{100_000: 9}, {20_000: 16, 100_000: 15}]):
         write_long_run(tmp_path, seed, evaluations)
     (group,) = results.group_runs(results.read_runs((str(tmp_path),))[0], ())
-    assert group.returns("best evaluation").size == 0
+    assert np.isnan(group.returns("best evaluation")).all()
