@@ -1,15 +1,22 @@
 #!/usr/bin/env bash
-# The tables and pictures in docs/benchmark/ from the runs of ppo.sh. Exit code 1: a return lies below its minimum.
+# Keeps the runs of ppo.sh, if there are any, as small files in benchmark/results, and makes the tables and pictures in
+# docs/benchmark/ of those. Exit code 1: a return lies below its minimum.
 # Of all its environments, or of those that are named: bash benchmark/ppo_plot.sh Hopper-v4 Walker2d-v4
 set -euo pipefail
 source benchmark/ppo_env_ids.sh
 [ $# -eq 0 ] || env_ids=("$@")
 exp_name=ppo_continuous_action_envpool_xla_jax_scan
 
-uv run python -m cleanrl_utils.rlops --runs runs -- \
+[ ! -d runs ] || uv run python -m cleanrl_utils.report --runs runs \
+    --exp-names "$exp_name" more_seeds --env-ids "${env_ids[@]}" \
+    --save-results benchmark/results
+
+# The last 20 rows of thinned results are about a fifth of the training.
+uv run python -m cleanrl_utils.rlops --runs benchmark/results -- \
     --filters '?we=local&wpn=cleanRL&ceik=env_id&cen=exp_name&metric=charts/avg_episodic_return' \
         "$exp_name?tag=1M&cl=$exp_name" \
     --env-ids "${env_ids[@]}" \
+    --metric-last-n-average-window 20 \
     --output-filename "docs/benchmark/rlops/$exp_name" \
     --pc.ncols 3 --pc.ncols-legend 1 \
     --rliable \
@@ -23,7 +30,7 @@ uv run python -m cleanrl_utils.rlops --runs runs -- \
     --rc.performance_profile_num_bootstrap_reps 2000 \
     --rc.interval_estimates_num_bootstrap_reps 2000
 
-uv run python -m cleanrl_utils.report --runs runs \
+uv run python -m cleanrl_utils.report --runs benchmark/results \
     --exp-names "$exp_name" more_seeds --env-ids "${env_ids[@]}" \
     --references benchmark/references.csv --check-sources cleanrl-pr355 \
     --check benchmark/regression.csv \

@@ -2,15 +2,18 @@
 
     python -m cleanrl_utils.report --runs runs --output docs/benchmark/ppo --references benchmark/references.csv
     python -m cleanrl_utils.report --env-ids Hopper-v4 --references benchmark/references.csv --check-sources tianshou
-    python -m cleanrl_utils.report --runs runs --check benchmark/regression.csv
+    python -m cleanrl_utils.report --runs runs --check benchmark/regression.csv --check-results benchmark/results
+    python -m cleanrl_utils.report --runs runs --save-results benchmark/results
 
-The first writes ppo.md (table), ppo.png and ppo.svg (curves) and ppo.csv (their data). The others are the regression
-check: exit code 1 if the mean return over the seeds lies below its minimum, which for a published result is
+The first writes ppo.md (table), ppo.png and ppo.svg (curves) and ppo.csv (their data). The next two are the regression
+check: exit code 1 if the mean return over the seeds lies below its minimum, which for a published result, or one that
+was stored earlier, is
 
-    its mean - 2 s / sqrt(n), with n seeds and s the larger of two standard deviations, the seeds' and the published
+    its mean - 2 s / sqrt(n), with n seeds and s the larger of two standard deviations, the seeds' and the result's
 
 (two standard errors below it), and for the project's own minima what the file says. With --output, the check's table
-is written too. A run counts once it has finished; of two that differ in nothing, the newer does.
+is written too. The last keeps each run as a small file, which --runs takes as well. A run counts once it has finished;
+of two that differ in nothing, the newer does.
 """
 
 import csv
@@ -347,33 +350,45 @@ def matching_sources(references: list[Reference], groups: list[Group]) -> list[s
     return [source for source in distinct(ref.source for ref in references) if source in shown]
 
 
-def results_table(groups: list[Group], references: list[Reference]) -> str:
-    sources = matching_sources(references, groups)
+def row_names(groups: list[Group]) -> tuple[list[str], list[list[str]]]:
+    """The first columns of a table and of its rows: the experiment too, if there are several."""
     several = len({group.exp_name for group in groups}) > 1
-    header = ["Environment", *(["Experiment"] if several else []), "Steps", "Seeds"]
-    header += ["Training return", "Each seed", "Evaluation return", "Best evaluation", "IQM [95% CI]", "Steps/s"]
+    header = ["Environment", *(["Experiment"] if several else []), "Steps"]
+    names = [[g.env_id, *([f"`{g.exp_name}`"] if several else []), format_steps(g.total_timesteps)] for g in groups]
+    return header, names
+
+
+def results_table(groups: list[Group]) -> str:
+    header, names = row_names(groups)
+    header += ["Seeds", "Training return", "Evaluation return", "Best evaluation", "IQM [95% CI]"]
     rows = []
-    for group in groups:
+    for group, name in zip(groups, names, strict=True):
         mean = group.training_returns.mean()
-        found = matching(references, group)
         scores, measure = scored_returns(group)
         rows.append(
             [
-                group.env_id,
-                *([f"`{group.exp_name}`"] if several else []),
-                format_steps(group.total_timesteps),
+                *name,
                 f"{len(group.runs)} ({', '.join(str(run.seed) for run in group.runs)})",
                 format_returns(group.training_returns),
-                "; ".join(format_number(value, like=mean) for value in group.training_returns),
                 format_returns(group.evaluation_returns),
                 format_returns(group.best_evaluation_returns),
                 format_interval(*interquartile_mean([scores])) + (" (training)" if measure == "training" else ""),
                 format_number(np.mean([run.steps_per_second for run in group.runs]), like=math.inf),
-                *(format_compared(found.get(source), group) for source in sources),
+                "; ".join(format_number(value, like=mean) for value in group.training_returns),
             ]
         )
-    header += sources
-    return markdown_table(header, rows)
+    return markdown_table([*header, "Steps/s", "Each seed"], rows)
+
+
+def references_table(groups: list[Group], references: list[Reference]) -> str:
+    """Empty if nothing was published for these groups."""
+    header, names = row_names(groups)
+    sources = matching_sources(references, groups)
+    rows = []
+    for group, name in zip(groups, names, strict=True):
+        found = matching(references, group)
+        rows.append([*name, *(format_compared(found.get(source), group) for source in sources)])
+    return markdown_table([*header, *sources], rows) if sources else ""
 
 
 def check_text(table: str, minima: list[Minimum]) -> str:
@@ -414,7 +429,8 @@ def report_header(args: Args, groups: list[Group], references: list[Reference]) 
         lines.append(f"- **Experiment**: `{exp_name}`, {steps} steps, seeds {seeds}.")
     lines.append(
         f"- **Training return**: raw return of the stochastic policy while it learns: the mean over seeds of the mean "
-        f"of each run's last {NUM_EPISODES} episodes, ± the sample standard deviation over seeds (ddof = 1)."
+        f"of each run's last {NUM_EPISODES} episodes (the last column), ± the sample standard deviation over seeds "
+        "(ddof = 1)."
     )
     short = [
         f"{g.env_id} seed {r.seed} ({r.num_episodes})" for g in groups for r in g.runs if r.num_episodes < NUM_EPISODES
@@ -446,8 +462,8 @@ def report_header(args: Args, groups: list[Group], references: list[Reference]) 
     sources = matching_sources(references, groups)
     if sources:
         lines.append(
-            "- **References**: published mean ± spread at the same budget, in brackets our return of the same measure "
-            "minus it (-: we have none)."
+            "- **References** (second table): published mean ± spread at the same budget, in brackets our return of "
+            "the same measure minus it (-: we have none)."
         )
     for source in sources:
         own, notes = [ref for ref in references if ref.source == source], {}
@@ -456,6 +472,12 @@ def report_header(args: Args, groups: list[Group], references: list[Reference]) 
                 notes.setdefault(ref.note, []).append(ref.env_id)
         text = "; ".join(f"{note} ({', '.join(distinct(env_ids))})" for note, env_ids in notes.items())
         lines.append(f"    - {source}, {' and '.join(distinct(ref.measure for ref in own))}{text and f': {text}'}.")
+    if any(normalised_returns(group, references) is not None for group in groups):
+        lines.append(
+            "- **Normalised IQM** (third table): IQM over seeds and tasks together, of scores that are 0 for the "
+            "random policy and 1 for the best result published for the same budget, of whatever measure; ours as in "
+            "the column IQM. Tasks that lack either are left out."
+        )
     packages = sorted({name for run in runs for name in run.versions})
     versions = ", ".join(
         f"{name} {' and '.join(sorted({run.versions[name] for run in runs if name in run.versions}))}"
@@ -476,6 +498,7 @@ def draw_curves(groups: list[Group], references: list[Reference]) -> Figure:
     several_budgets = len({group.total_timesteps for group in groups}) > 1
     labels = distinct((group.exp_name, group.total_timesteps) for group in groups)
     sources = matching_sources(references, groups)
+    names = {r.source: r.source + ("" if r.measure == "training" else f" ({r.measure})") for r in references}
     ncols = min(3, len(env_ids))
     nrows = math.ceil(len(env_ids) / ncols)
     height = 2.7 * nrows + 0.2 * math.ceil((len(labels) + len(sources)) / ncols)
@@ -494,7 +517,7 @@ def draw_curves(groups: list[Group], references: list[Reference]) -> Figure:
             for source, ref in matching(references, group).items():
                 index = sources.index(source)
                 dashes = (0, (6 - index % 3 * 2, 2))
-                (handles[source],) = ax.plot(
+                (handles[names[source]],) = ax.plot(
                     [0, ref.total_timesteps],
                     [ref.mean, ref.mean],
                     color=f"C{9 - index % 10}",
@@ -511,7 +534,8 @@ def draw_curves(groups: list[Group], references: list[Reference]) -> Figure:
         ax.set_ylabel("episodic return")
     for ax in axes[len(env_ids) :]:
         ax.remove()
-    order = [label for label in handles if label not in sources] + sources
+    published = [names[source] for source in sources]
+    order = [label for label in handles if label not in published] + published
     lines = [handles[label] for label in order]
     figure.legend(lines, order, loc="outside lower center", ncols=ncols, frameon=False, fontsize=10)
     return figure
@@ -593,9 +617,8 @@ def main(args: Args) -> None:
     if remembered and all(math.isnan(minimum.minimum) for minimum in remembered):
         usage_error(f"{args.check_results} has no finished run like these: there is nothing to check")
 
-    table = results_table(groups, references)
-    if aggregate := aggregate_table(groups, references):
-        table += f"\n{aggregate}"
+    tables = results_table(groups), references_table(groups, references), aggregate_table(groups, references)
+    table = "\n".join(filter(None, tables))
     minima += published + remembered
     check_table, all_pass = check_minima(minima, groups)
     try:

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+import random_policy
 from tensorboardX import SummaryWriter
 
 from cleanrl_utils import report, results
@@ -63,10 +64,16 @@ def exit_code(args):
 
 
 def table_row(markdown, *cells):
-    """The row that starts with these cells."""
-    rows = [[c.strip() for c in line.strip("|\n").split("|")] for line in markdown.splitlines() if line.startswith("|")]
-    (row,) = [row for row in rows if row[: len(cells)] == list(cells)]
-    return dict(zip(next(r for r in rows if r[0] == "Environment"), row, strict=True))
+    """By column, the row that starts with these cells, of all tables that have one."""
+    header, found = None, {}
+    for line in markdown.splitlines():
+        row = [cell.strip() for cell in line.strip("|").split("|")]
+        header = row if row[0] in ("Environment", "Experiment") else header
+        if line.startswith("|") and row[: len(cells)] == list(cells):
+            assert not set(header[len(cells) :]) & set(found) - {"Steps"}, f"two rows of {cells}"
+            found |= dict(zip(header, row, strict=True))
+    assert found
+    return found
 
 
 # ---------------------------------------------------------------- numbers
@@ -90,7 +97,7 @@ def test_mean_and_sample_deviation_over_seeds(tmp_path):
     assert lines == []
     np.testing.assert_allclose(group.training_returns, [4.2, 5.2, 6.2], rtol=1e-6)
     assert [run.seed for run in group.runs] == [1, 2, 3]
-    row = table_row(report.results_table([group], []), "Hopper-v4")
+    row = table_row(report.results_table([group]), "Hopper-v4")
     assert row["Training return"] == "5.20 ± 1.00"  # sqrt((1 + 0 + 1) / 2)
     assert row["Each seed"] == "4.20; 5.20; 6.20"
     assert row["Evaluation return"] == "12.0 ± 2.6"  # sqrt((4 + 1 + 9) / 2) = 2.65
@@ -104,7 +111,7 @@ def test_one_seed_has_no_spread_and_missing_evaluations_are_counted(tmp_path):
     write_run(tmp_path, 1, evaluation=10.0)
     write_run(tmp_path, 2)
     groups, _ = read_groups(tmp_path)
-    table = report.results_table(groups, [])
+    table = report.results_table(groups)
     assert table_row(table, "Ant-v4")["Training return"] == "4.20"
     assert table_row(table, "Ant-v4")["Evaluation return"] == "-"
     assert table_row(table, "Hopper-v4")["Evaluation return"] == "10.0 (1 of 2)"
@@ -165,7 +172,7 @@ def test_budgets_and_experiments_stay_apart(tmp_path):
     groups, lines = read_groups(tmp_path)
     assert lines == []
     assert [(group.exp_name, group.total_timesteps) for group in groups] == [("ppo", 499), ("ppo", 500), ("rpo", 500)]
-    assert table_row(report.results_table(groups, []), "Hopper-v4", "`rpo`")["Steps"] == "500"
+    assert table_row(report.results_table(groups), "Hopper-v4", "`rpo`")["Steps"] == "500"
 
 
 def test_the_asked_experiments_and_environments_in_the_asked_order(tmp_path):
@@ -359,10 +366,24 @@ def test_normalised_scores_and_the_tasks_without_them(tmp_path):
     assert cells[:3] == ["`ppo`", "500", "2"] and cells[3].startswith("0.55 [0.50, 0.")
     assert cells[4] == "Pusher-v4, Swimmer-v4"
     assert report.aggregate_table(groups, []) == ""
-    table = report.results_table(groups, references)
+    table = report.results_table(groups) + report.references_table(groups, references)
     assert table_row(table, "Hopper-v4")["IQM [95% CI]"].startswith("14.0 [")
     assert table_row(table, "Ant-v4")["IQM [95% CI]"] == "4.20 [4.20, 4.20] (training)"
     assert "random" not in table
+
+
+def test_the_random_policy_replaces_its_own_rows(tmp_path):
+    path = tmp_path / "references.csv"
+    header = "env_id,source,budget,mean,std,note,measure\n"
+    path.write_text(header + "Pendulum-v1,random,0,1,,,\nHopper-v4,random,0,1,,,\nPendulum-v1,a,1M,-200,,,training\n")
+    args = random_policy.Args(env_ids=("Pendulum-v1",), num_episodes=4, references=str(path))
+    random_policy.main(args)
+    text = path.read_text()
+    hopper, other, new = report.read_references(str(path))
+    assert (hopper.env_id, other.source, new.source, new.total_timesteps) == ("Hopper-v4", "a", "random", 0)
+    assert -200 * 17 < new.mean < -200 and new.std > 0  # 200 steps, whose rewards are above -17
+    random_policy.main(args)
+    assert path.read_text() == text
 
 
 # ---------------------------------------------------------------- regression check
@@ -499,7 +520,7 @@ def test_differences_and_checks_by_measure(tmp_path, capsys):
     options = {"runs": (f"{tmp_path}/runs",), "references": f"{tmp_path}/references.csv"}
     args = Args(**options, check_sources=("a", "b", "c"))
     assert exit_code(args) == 1
-    table, check_table = capsys.readouterr().out.split("\n\n", 1)
+    table, check_table = capsys.readouterr().out.strip().rsplit("\n\n", 1)
     row = table_row(table, "Hopper-v4")
     assert row["Evaluation return"] == "12.0 ± 4.2" and row["Best evaluation"] == "13.0 ± 4.2"
     differences = [row[source].split()[-1] for source in "abcd"]

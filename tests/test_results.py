@@ -100,7 +100,7 @@ def test_the_same_report_from_the_saved_results(tmp_path):
     pages = []
     for name in ("runs", "results", "again"):
         groups = results.group_runs(results.read_runs((f"{tmp_path}/{name}",))[0], ())
-        pages.append((report.results_table(groups, []), report.report_header(Args(), groups, [])))
+        pages.append((report.results_table(groups), report.report_header(Args(), groups, [])))
         pages[-1] += (report.curves_csv(groups),)
     assert pages[0] == pages[1] == pages[2]
     main(Args(runs=(str(folder),), output=f"{tmp_path}/out", openrlbenchmark_store=f"{tmp_path}/store"))
