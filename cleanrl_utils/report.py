@@ -69,7 +69,7 @@ class Args:
     check_sources: tuple[str, ...] = ()
     """sources in `--references` that returns must not fall below, but for their spread; exit code 1 if one does"""
     check: str | None = None
-    """minimal returns: a csv file of env_id,exp_name,total_timesteps,minimum,source; exit code 1 below one of them"""
+    """minimal returns: a csv file of env_id,exp_name,total_timesteps,minimum,source,measure; exit code 1 below one"""
     check_results: str | None = None
     """results that returns must not fall below, but for their spread: a folder of `--save-results`, or of runs"""
     log_folder: str = "logs"
