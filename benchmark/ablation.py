@@ -207,6 +207,7 @@ VARIANTS = {
     "log_std_0": Variant(patch=first_log_std(0.0)),
     "log_std_-1": Variant(patch=first_log_std(-1.0)),
     "log_std_at_least_-1.5": Variant(patch=log_std_at_least(-1.5)),
+    "log_std_at_least_-2": Variant(patch=log_std_at_least(-2.0)),
     "tanh": Variant(patch=squash_actions),
     "observations_clipped_at_5": Variant(patch=clip_observations(5.0)),
     "hidden_128": Variant({"hidden_size": 128}),
