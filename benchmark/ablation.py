@@ -48,7 +48,7 @@ def clip_gradients_apart():
 
 def replace_optimizer(clip=optax.clip_by_global_norm, eps=1e-8):
     def make_agent(args, env, key):
-        agent = ppo.Agent(action_dim=int(np.prod(env.action_shape[1:])), hidden_size=args.hidden_size)
+        agent = ppo.Agent(int(np.prod(env.action_shape[1:])), args.hidden_size, args.min_log_std)
         tx = optax.inject_hyperparams(
             lambda learning_rate, max_grad_norm: optax.chain(clip(max_grad_norm), optax.adam(learning_rate, eps=eps))
         )(learning_rate=args.learning_rate, max_grad_norm=args.max_grad_norm)
@@ -101,20 +101,6 @@ def first_log_std(value: float):
     return patch
 
 
-def log_std_at_least(bound: float):
-    def patch():
-        class Agent(ppo.Agent):
-            @nn.compact
-            def __call__(self, obs):
-                mean, log_std, value = ppo_agent_call(self, obs)
-                return mean, jnp.maximum(log_std, bound), value
-
-        ppo_agent_call = ppo.Agent.__call__
-        ppo.Agent = Agent
-
-    return patch
-
-
 def squash_actions():
     ppo.VectorEnvClipAct.send = lambda self, action: (
         self,
@@ -138,11 +124,12 @@ def replace_networks(actor: int = 64, critic: int = 64, layer_norm: bool = False
     class Agent(nn.Module):
         action_dim: int
         hidden_size: int
+        min_log_std: float
 
         @nn.compact
         def __call__(self, obs):
             mean = MLP(actor, self.action_dim, out_scale=0.01, name="actor")(obs)
-            log_std = self.param("log_std", constant(-0.5), (self.action_dim,))
+            log_std = jnp.maximum(self.param("log_std", constant(-0.5), (self.action_dim,)), self.min_log_std)
             value = MLP(critic, 1, out_scale=np.sqrt(2), name="critic")(obs).squeeze(-1)
             return mean, log_std, value
 
@@ -171,6 +158,7 @@ def clip_observations(at: float):
 
 VARIANTS = {
     "default": Variant(),
+    "former_default": Variant({"learning_rate": 3e-4, "min_log_std": -20.0}),  # tianshou's; what was tried from here on
     "no_norm_adv": Variant({"norm_adv": False}),
     "norm_adv_batch": Variant({"norm_adv": False}, normalize_advantages_of_batch),
     "no_norm_return": Variant({"norm_return": False}),
@@ -187,7 +175,7 @@ VARIANTS = {
     "clip_gradients_apart": Variant(patch=clip_gradients_apart),
     "adam_eps_1e-5": Variant(patch=lambda: replace_optimizer(eps=1e-5)),
     "learning_rate_1e-3": Variant({"learning_rate": 1e-3}),
-    "learning_rate_5e-4": Variant({"learning_rate": 5e-4}),
+    "learning_rate_3e-4": Variant({"learning_rate": 3e-4}),
     "no_anneal": Variant({"anneal_lr": False}),
     "anneal_to_0.1": Variant(patch=anneal_to(0.1)),
     "kl_adaptive_0.01": Variant(patch=adapt_learning_rate(0.01)),
@@ -206,8 +194,10 @@ VARIANTS = {
     "envs_8_steps_256": Variant({"num_envs": 8, "num_steps": 256}),
     "log_std_0": Variant(patch=first_log_std(0.0)),
     "log_std_-1": Variant(patch=first_log_std(-1.0)),
-    "log_std_at_least_-1.5": Variant(patch=log_std_at_least(-1.5)),
-    "log_std_at_least_-2": Variant(patch=log_std_at_least(-2.0)),
+    "log_std_unbounded": Variant({"min_log_std": -20.0}),
+    "log_std_at_least_-1": Variant({"min_log_std": -1.0}),
+    "log_std_at_least_-1.5": Variant({"min_log_std": -1.5}),
+    "log_std_at_least_-2": Variant({"min_log_std": -2.0}),
     "tanh": Variant(patch=squash_actions),
     "observations_clipped_at_5": Variant(patch=clip_observations(5.0)),
     "hidden_128": Variant({"hidden_size": 128}),

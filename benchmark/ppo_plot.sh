@@ -3,12 +3,11 @@
 # docs/benchmark/ of those. Exit code 1: a return lies below its minimum.
 # Of all its environments, or of those that are named: bash benchmark/ppo_plot.sh Hopper-v4 Walker2d-v4
 set -euo pipefail
-source benchmark/ppo_env_ids.sh
+source benchmark/ppo_runs.sh
 [ $# -eq 0 ] || env_ids=("$@")
-exp_name=ppo_continuous_action_envpool_xla_jax_scan
 
 [ ! -d runs ] || uv run python -m cleanrl_utils.report --runs runs \
-    --exp-names "$exp_name" more_seeds --env-ids "${env_ids[@]}" \
+    --exp-names "$exp_name" swimmer --env-ids "${env_ids[@]}" \
     --save-results benchmark/results
 
 # The last 20 rows of thinned results are about a fifth of the training.
@@ -31,7 +30,7 @@ uv run python -m cleanrl_utils.rlops --runs benchmark/results -- \
     --rc.interval_estimates_num_bootstrap_reps 2000
 
 uv run python -m cleanrl_utils.report --runs benchmark/results \
-    --exp-names "$exp_name" more_seeds --env-ids "${env_ids[@]}" \
+    --exp-names "$exp_name" swimmer --env-ids "${env_ids[@]}" \
     --references benchmark/references.csv --check-sources cleanrl-pr355 \
     --check benchmark/regression.csv \
     --output "docs/benchmark/$exp_name"

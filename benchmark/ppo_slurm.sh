@@ -8,13 +8,13 @@
 #   bash benchmark/ppo_slurm.sh --slurm-partition gpu --slurm-gpus-per-task 1
 #
 # What has no flag goes by sbatch's own variables: export SBATCH_ACCOUNT=..., SBATCH_QOS=..., SBATCH_MEM_PER_NODE=...
-# The same three seeds as in ppo.sh; its three more of Hopper go by --env-ids, --start-seed and --command, as there.
+# The runs of 1M steps, as in ppo.sh, but one job for each seed.
 set -euo pipefail
-source benchmark/ppo_env_ids.sh
+source benchmark/ppo_runs.sh
 
 python -m cleanrl_utils.benchmark \
     --env-ids "${env_ids[@]}" \
-    --command "python cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py --total-timesteps 1000000" \
-    --num-seeds 3 --start-seed 1 \
+    --command "$short" \
+    --num-seeds 5 --start-seed 1 \
     --slurm --slurm-cpus-per-task 4 --slurm-time 60 --slurm-max-parallel 8 \
     "$@"

@@ -101,7 +101,7 @@ class Args:
     """the id of the environment"""
     total_timesteps: int = 1_000_000
     """total timesteps of the experiment"""
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     """the learning rate of the optimizer"""
     num_envs: int = 64
     """the number of parallel environments"""
@@ -115,6 +115,8 @@ class Args:
     """the lambda for the generalized advantage estimation"""
     hidden_size: int = 64
     """the number of units in each of the two hidden layers, of actor and critic alike"""
+    min_log_std: float = -1.75
+    """the lower bound of the actions' log standard deviation, so that rare states are met late in training too"""
     num_minibatches: int = 32
     """the number of mini-batches"""
     update_epochs: int = 10
@@ -503,18 +505,19 @@ class MLP(nn.Module):
 class Agent(nn.Module):
     action_dim: int
     hidden_size: int
+    min_log_std: float
 
     @nn.compact
     def __call__(self, obs):
         """Mean [..., action_dim] and log standard deviation [action_dim] of the actions, value [...]."""
         mean = MLP(self.hidden_size, self.action_dim, out_scale=0.01, name="actor")(obs)
-        log_std = self.param("log_std", constant(-0.5), (self.action_dim,))
+        log_std = jnp.maximum(self.param("log_std", constant(-0.5), (self.action_dim,)), self.min_log_std)
         value = MLP(self.hidden_size, 1, out_scale=np.sqrt(2), name="critic")(obs).squeeze(-1)
         return mean, log_std, value
 
 
 def make_agent(args: Args, env: VectorEnvWrapper, key: jax.Array) -> TrainState:
-    agent = Agent(action_dim=int(np.prod(env.action_shape[1:])), hidden_size=args.hidden_size)
+    agent = Agent(int(np.prod(env.action_shape[1:])), args.hidden_size, args.min_log_std)
     # Adam's eps is below the gradients of a critic whose targets have deviation 1: CleanRL's 1e-5 would slow it.
     tx = optax.inject_hyperparams(
         lambda learning_rate, max_grad_norm: optax.chain(
@@ -967,6 +970,7 @@ def check_args(args: Args) -> None:
         ("clip_coef", tiny, 1, "a number above 0, up to 1"),
         ("gamma gae_lambda", 0, 1, "a number from 0 to 1"),
         ("ent_coef vf_coef", 0, huge, "0 or more"),
+        ("min_log_std", -20, 2, "a number from -20 to 2"),
     ]:
         for name in names.split():
             value = getattr(args, name)

@@ -220,7 +220,7 @@ def write_record(run: Run, state: dict) -> None:
     )
     record = {"command": run.command, "env_id": run.env_id, "seed": run.seed, **state}
     record |= {"start_time": start_time, "end_time": end_time, "exit_code": run.process and run.process.returncode}
-    record |= {"stopped_by": run.stopped_by, "run_dir": find_run_dir(run) if run.end_time else None}
+    record |= {"stopped_by": run.stopped_by, "run_dirs": find_run_dirs(run) if run.end_time else []}
     write_file(f"{run.path}.json", json.dumps(record, indent=2).encode())
 
 
@@ -265,15 +265,19 @@ def last_lines(run: Run, n: int) -> list[str]:
     return [line for line in lines if line][-n:]
 
 
-def find_run_dir(run: Run) -> str | None:
-    """The folder that it made in runs/, if it can be told from others of the same name."""
-    name = f"{run.env_id.replace('/', '-')}__{experiment_name(run.command)}__{run.seed}__"
-    times = [path.rpartition("__")[2] for path in glob.glob(f"runs/{glob.escape(name)}*")]
-    run_dirs = [f"runs/{name}{t}" for t in times if t.isdecimal() and int(t) >= int(run.start_time)]
-    if len(run_dirs) > 1:
-        log = "\n".join(last_lines(run, 1000))
-        run_dirs = [run_dir for run_dir in run_dirs if run_dir in log]
-    return run_dirs[0] if len(run_dirs) == 1 else None
+def find_run_dirs(run: Run) -> list[str]:
+    """The folders that it made in runs/, one for each seed of the command, if they can be told from others' there."""
+    given = re.search(r"--num[-_]seeds[= ](\d+)", run.command)
+    log = "\n".join(last_lines(run, 1000))
+    found = []
+    for seed in range(run.seed, run.seed + (int(given[1]) if given else 1)):
+        name = f"{run.env_id.replace('/', '-')}__{experiment_name(run.command)}__{seed}__"
+        times = [path.rpartition("__")[2] for path in glob.glob(f"runs/{glob.escape(name)}*")]
+        run_dirs = [f"runs/{name}{t}" for t in times if t.isdecimal() and int(t) >= int(run.start_time)]
+        if len(run_dirs) > 1:
+            run_dirs = [run_dir for run_dir in run_dirs if run_dir in log]
+        found += run_dirs if len(run_dirs) == 1 else []
+    return found
 
 
 def exit_reason(exit_code: int | None, stopped_by: str | None = None) -> str:

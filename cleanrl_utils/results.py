@@ -285,8 +285,9 @@ def read_commits(log_folder: str) -> dict[str, str]:
     for path in glob.glob(os.path.join(glob.escape(log_folder), "*.json")):
         with suppress(LeftOut):
             record = read_json(path)
-            if all(isinstance(record.get(name), str) for name in ("run_dir", "git_describe")):
-                commits[os.path.basename(record["run_dir"])] = record["git_describe"]
+            run_dirs, commit = record.get("run_dirs"), record.get("git_describe")
+            if isinstance(run_dirs, list) and isinstance(commit, str):
+                commits |= {os.path.basename(run_dir): commit for run_dir in run_dirs if isinstance(run_dir, str)}
     return commits
 
 

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -121,7 +120,8 @@ def test_runs_every_environment_and_seed(folder):
     assert (kept["env_id"], kept["seed"], kept["exit_code"], kept["stopped_by"]) == ("ALE/Good-v5", 4, 0, None)
     assert kept["start_time"] <= kept["end_time"]
     assert kept["git_commit"] is None
-    assert Path(kept["run_dir"]).is_dir() and kept["run_dir"].startswith("runs/ALE-Good-v5__train__4__")
+    (run_dir,) = kept["run_dirs"]
+    assert Path(run_dir).is_dir() and run_dir.startswith("runs/ALE-Good-v5__train__4__")
 
 
 def test_no_more_than_workers_at_a_time(folder):
@@ -397,12 +397,16 @@ def test_run_folder_is_not_guessed(folder):
     run = Run("python train.py", "Good-v1", 1, "logs", start_time=100.7)
     for name in ("Good-v1__train__1__99", "Good-v1__train__2__100", "Good-v1__other__1__100", "Good-v1__train__1__100"):
         os.makedirs(f"runs/{name}")
-    assert benchmark.find_run_dir(run) == "runs/Good-v1__train__1__100"
+    assert benchmark.find_run_dirs(run) == ["runs/Good-v1__train__1__100"]
     os.makedirs("runs/Good-v1__train__1__101")
-    assert benchmark.find_run_dir(run) is None, "another benchmark may have made it"
+    assert benchmark.find_run_dirs(run) == [], "another benchmark may have made it"
     os.mkdir("logs")
     Path(f"{run.path}.log").write_text("model runs/Good-v1__train__1__101/train.cleanrl_model\n")
-    assert benchmark.find_run_dir(run) == "runs/Good-v1__train__1__101"
+    assert benchmark.find_run_dirs(run) == ["runs/Good-v1__train__1__101"]
+    run = Run("python train.py --num-seeds 2", "Good-v1", 1, "logs", start_time=100.7)
+    assert benchmark.find_run_dirs(run) == ["runs/Good-v1__train__2__100"], "no log of this command"
+    Path(f"{run.path}.log").write_text("model runs/Good-v1__train__1__100/train.cleanrl_model\n")
+    assert benchmark.find_run_dirs(run) == ["runs/Good-v1__train__1__100", "runs/Good-v1__train__2__100"]
 
 
 def test_experiment_name():
@@ -442,10 +446,14 @@ def test_the_slurm_template_has_the_runs_of_the_benchmark(monkeypatch):
     template = ["bash", "benchmark/ppo_slurm.sh", "--dry-run"]
     result = subprocess.run(template, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
-    env_ids = re.search(r"env_ids=\((.*?)\)", (ROOT / "benchmark/ppo_env_ids.sh").read_text(), re.DOTALL)[1].split()
-    command = re.search('--command "(.*)"', (ROOT / "benchmark/ppo.sh").read_text())[1]
+    runs = subprocess.check_output(
+        ["bash", "-c", 'source benchmark/ppo_runs.sh && printf "%s\\n" "$short" "${env_ids[@]}"'], cwd=ROOT, text=True
+    )
+    command, *env_ids = runs.splitlines()
+    assert len(env_ids) == 11
+    assert 'train --env-ids "${env_ids[@]}" --command "$short ' in (ROOT / "benchmark/ppo.sh").read_text()
     assert result.stdout.splitlines() == [
-        f"{command} --env-id {e} --seed {seed}" for seed in (1, 2, 3) for e in env_ids
+        f"{command} --env-id {e} --seed {seed}" for seed in (1, 2, 3, 4, 5) for e in env_ids
     ]
 
 

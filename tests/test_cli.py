@@ -260,7 +260,7 @@ def test_the_tags_are_those_documented_and_carry_the_step(runs):
     for tag in TAGS - EPISODE_TAGS - {"eval/episodic_return", "eval/episodic_length"}:
         assert [step for step, _ in curves[tag]] == list(range(128, 1025, 128)), tag
     rates = [value for _, value in curves["charts/learning_rate"]]
-    np.testing.assert_allclose(rates, 3e-4 * np.arange(8, 0, -1) / 8, rtol=1e-5)
+    np.testing.assert_allclose(rates, 5e-4 * np.arange(8, 0, -1) / 8, rtol=1e-5)
     assert set(EventAccumulator(str(run_dir_of(runs["Hopper-v4"].result()))).Reload().Tags()["tensors"]) == {
         "hyperparameters/text_summary"
     }
@@ -433,6 +433,7 @@ BAD_INPUT = {  # what is wrong -> arguments, words of the one line
     "name of too many bytes": ({"exp_name": "\N{FROG FACE}" * 100}, ["--exp-name"]),
     "unbounded actions": ({"env_id": "LqrLqr21-v1"}, ["LqrLqr21-v1", "unbounded"]),
     "more rollouts than int32": ({"total_timesteps": 2**43, "num_envs": 64}, ["--total-timesteps", "2147483647"]),
+    "no bound": ({"min_log_std": float("-inf")}, ["--min-log-std -inf", "-20 to 2"]),
     "clip above 1": ({"clip_coef": 1.5}, ["--clip-coef 1.5", "up to 1"]),
     "seeds beyond the last": ({"seed": 2**32 - 2, "num_seeds": 3}, ["--seed 4294967294", "--num-seeds 3"]),
     "a process of none": ({"process_id": 0}, ["--process-id", "--num-processes"]),

@@ -349,6 +349,14 @@ def test_log_prob_equals_numpy_and_deterministic_actions_are_the_mean():
     np.testing.assert_allclose(two_dimensional, [-1 - np.log(2 * np.pi)] * 3, rtol=1e-5)
 
 
+def test_the_log_standard_deviation_is_bounded_below():
+    agent = ppo.Agent(action_dim=3, hidden_size=4, min_log_std=-2.0)
+    params = agent.init(jax.random.PRNGKey(0), jnp.zeros(2))
+    for log_std, expected in [(-5.0, -2.0), (-2.0, -2.0), (-1.0, -1.0)]:
+        params["params"]["log_std"] = jnp.array([log_std, -0.5, 1.0])
+        np.testing.assert_array_equal(agent.apply(params, jnp.ones((7, 2)))[1], [expected, -0.5, 1.0])
+
+
 def test_episode_metrics_by_hand():
     nan = jnp.nan
     batch = minibatch(size=2)[0].replace(
@@ -485,6 +493,7 @@ FLAGS = {
     "gamma": 0.5,
     "gae_lambda": 0.5,
     "hidden_size": 32,
+    "min_log_std": 0.0,
     "update_epochs": 1,
     "norm_adv": False,
     "norm_obs": False,

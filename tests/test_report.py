@@ -268,11 +268,11 @@ def test_the_report_names_the_versions_and_the_commits_of_the_runs(tmp_path):
     assert "**Versions**: not recorded." in report.report_header(Args(), read_groups(tmp_path)[0], [])
     model = {"versions": {"jax": "0.10.2", "flax": "0.12.8"}, "params": {"w": np.ones(3, np.float32)}}
     (path / "ppo.cleanrl_model").write_bytes(flax.serialization.to_bytes(model))
-    record = {"run_dir": f"runs/{path.name}", "git_describe": "v3.0-1-g0123456-dirty"}
+    record = {"run_dirs": ["runs/another seed's", f"runs/{path.name}"], "git_describe": "v3.0-1-g0123456-dirty"}
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/a.json").write_text(json.dumps(record))
-    (tmp_path / "logs/b.json").write_text(json.dumps({"run_dir": "runs/another", "git_describe": "v2.0"}))
-    (tmp_path / "logs/c.json").write_text(json.dumps({"run_dir": None, "git_describe": None}))
+    (tmp_path / "logs/b.json").write_text(json.dumps({"run_dirs": ["runs/another"], "git_describe": "v2.0"}))
+    (tmp_path / "logs/c.json").write_text(json.dumps({"run_dirs": [], "git_describe": None}))
     (tmp_path / "logs/d.json").write_text("{")
     other = write_run(tmp_path, 2)
     (other / "ppo.cleanrl_model").write_bytes(flax.serialization.to_bytes({"versions": {"jax": "0.12.0"}}))

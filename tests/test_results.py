@@ -65,7 +65,7 @@ def test_the_file_holds_what_made_the_run_and_nothing_private(tmp_path):
     config = json.loads((path / "args.json").read_text()) | {"env_id": "a/b-v1", "gamma": 0.99}
     (path / "args.json").write_text(json.dumps({**config, **private}))
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/a.json").write_text(json.dumps({"run_dir": str(path), "git_describe": "v3-1-g0123"}))
+    (tmp_path / "logs/a.json").write_text(json.dumps({"run_dirs": [str(path)], "git_describe": "v3-1-g0123"}))
     options = {"runs": (f"{tmp_path}/runs",), "log_folder": f"{tmp_path}/logs"}
     main(Args(**options, save_results=f"{tmp_path}/results"))
     file = tmp_path / "results/a-b-v1__ppo__1__500.csv"
