@@ -545,7 +545,7 @@ class Transition:
     """One step of every environment; a rollout stacks them to [num_steps, num_envs, ...]."""
 
     obs: jax.Array
-    action: jax.Array  # before it was clipped
+    action: jax.Array  # as sampled
     log_prob: jax.Array
     reward: jax.Array
     terminated: jax.Array

@@ -351,9 +351,9 @@ class VectorEnvClipAct(EnvWrapper):
 
 
 def space_leaves(space: gym.Space) -> list[gym.Space]:
-    """The spaces inside nested Dict spaces."""
+    """The spaces inside nested Dict spaces, in alphabetical order."""
     if isinstance(space, gym.spaces.Dict):
-        return [leaf for entry in space.values() for leaf in space_leaves(entry)]
+        return [leaf for _, entry in sorted(space.items()) for leaf in space_leaves(entry)]
     return [space]
 
 
@@ -570,7 +570,7 @@ class Transition:
     """One step of every environment; a rollout stacks them to [num_steps, num_envs, ...]."""
 
     obs: jax.Array
-    action: jax.Array  # before it was clipped
+    action: jax.Array  # as sampled
     log_prob: jax.Array
     reward: jax.Array
     terminated: jax.Array
@@ -1026,6 +1026,23 @@ def check_args(args: Args) -> None:
         usage_error(f"--total-timesteps {args.total_timesteps} is more than {2**31 - 1} rollouts: give fewer")
 
 
+def are_vectors(obs_space: gym.Space) -> bool:
+    """Whether the observations are vectors of numbers, or integers of a Discrete space: neither pixels nor bits."""
+    leaves = space_leaves(obs_space)
+    are_numbers = all(isinstance(x, gym.spaces.Box | gym.spaces.Discrete) and x.dtype != np.uint8 for x in leaves)
+    return are_numbers and all(len(x.shape) < 3 for x in leaves)
+
+
+def serving_script(action_space: gym.Space, obs_space: gym.Space) -> str:
+    """The end of a line that refuses such an environment: which script serves those that EnvPool has."""
+    if are_vectors(obs_space) and isinstance(action_space, gym.spaces.Discrete):
+        return "and cleanrl/ppo_envpool_xla_jax_scan.py serves EnvPool's with Discrete actions"
+    are_floats = are_vectors(obs_space) and all(x.dtype.kind == "f" for x in space_leaves(obs_space))
+    if are_floats and isinstance(action_space, gym.spaces.Box):
+        return "and cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py serves EnvPool's with a Box of actions"
+    return "and none serves it yet"
+
+
 def check_env_id(env_id: str) -> None:
     """Ends the program (see `usage_error`) unless env_id has a Box action space and vector observations."""
     all_ids = envpool.list_all_envs()
@@ -1037,12 +1054,13 @@ def check_env_id(env_id: str) -> None:
     except Exception as error:
         usage_error(f"--env-id {env_id}: EnvPool can't make it: {' '.join(str(error).split())}")
     action_space, obs_space = spec.gymnasium_action_space, spec.gymnasium_observation_space
+    which_serves = serving_script(action_space, obs_space)
     if not isinstance(action_space, gym.spaces.Box):
-        usage_error(f"--env-id {env_id} takes {action_space} actions; this script needs a Box, and none serves it yet")
+        usage_error(f"--env-id {env_id} takes {action_space} actions; this script needs a Box, {which_serves}")
     if np.abs([action_space.low, action_space.high]).max() > 1e6:
         usage_error(f"--env-id {env_id} has unbounded actions; this script scales its actions to the bounds")
     if not all(np.issubdtype(leaf.dtype, np.floating) and len(leaf.shape) < 3 for leaf in space_leaves(obs_space)):
-        usage_error(f"--env-id {env_id} returns pixels or integers; this script needs vectors, and none serves it yet")
+        usage_error(f"--env-id {env_id} returns pixels or integers; this script needs vectors, {which_serves}")
 
 
 def start_jax(args: Args) -> Args:

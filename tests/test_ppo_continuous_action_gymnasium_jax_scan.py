@@ -146,7 +146,7 @@ def test_an_environment_that_raises_ends_the_training_with_a_line(capfd):
     [
         ({"env_id": "Hoper-v5"}, "Did you mean: `Hopper`"),
         ({"env_id": "no_such_module:Env-v0"}, "No module named 'no_such_module'"),
-        ({"env_id": "CartPole-v1"}, "needs a Box"),
+        ({"env_id": "CartPole-v1"}, "needs a Box, and cleanrl/ppo_envpool_xla_jax_scan.py serves EnvPool's"),
         ({"env_id": "CarRacing-v3"}, "CarRacing-v3"),
         ({"num_devices": 2}, "--num-processes 2"),
         ({"num_envs": 3}, "--num-minibatches"),

@@ -266,9 +266,9 @@ def for_own_device(functions: Sequence[Callable]) -> Callable:
 
 # copied from cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py
 def space_leaves(space: gym.Space) -> list[gym.Space]:
-    """The spaces inside nested Dict spaces."""
+    """The spaces inside nested Dict spaces, in alphabetical order."""
     if isinstance(space, gym.spaces.Dict):
-        return [leaf for entry in space.values() for leaf in space_leaves(entry)]
+        return [leaf for _, entry in sorted(space.items()) for leaf in space_leaves(entry)]
     return [space]
 
 

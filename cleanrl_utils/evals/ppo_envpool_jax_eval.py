@@ -8,9 +8,11 @@ from types import ModuleType
 import jax
 import numpy as np
 
-from cleanrl_utils.errors import usage_error
+from cleanrl_utils.errors import usage_error, warn
 from cleanrl_utils.models import read_model, restore, restore_args
 from cleanrl_utils.video import VideoWriter, why_no_video
+
+MAX_LENGTH = 30_000  # of an episode: some environments have no time limit, and a policy may walk in circles for ever
 
 
 class Evaluator:
@@ -57,15 +59,17 @@ class Evaluator:
         """Raw returns and lengths, both [eval_episodes], of the first episode of each of `eval_episodes` environments.
 
         Actions are deterministic. One episode per environment: of episodes that run side by side, the first N to
-        finish would be the short ones. With `video_path`, the first environment's episode is recorded there.
-        Raises KeyboardInterrupt once `is_stopped` is true.
+        finish would be the short ones. With `video_path`, the first environment's episode is recorded there. Episodes
+        that don't end count up to `MAX_LENGTH` steps. Raises KeyboardInterrupt once `is_stopped` is true.
         """
         env, agent = self.load(model_path)
         env, timestep = env.reset()
         running = np.ones(env.num_envs, bool)
         returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
         with VideoWriter(video_path if self.records_video else None) as video:
-            while running.any():
+            for _ in range(MAX_LENGTH):
+                if not running.any():
+                    break
                 if self.is_stopped():
                     raise KeyboardInterrupt
                 if running[0]:
@@ -80,6 +84,10 @@ class Evaluator:
                 returns[ended] = np.asarray(timestep.info["episodic_return"])[ended]
                 lengths[ended] = np.asarray(timestep.info["episodic_length"])[ended]
                 running &= ~ended
+        if running.any():
+            warn(f"{running.sum()} of the episodes did not end within {MAX_LENGTH:,} steps: they count up to there")
+            (stats,) = (wrapper for wrapper in env.wrappers if hasattr(wrapper, "episodic_return"))
+            returns[running], lengths[running] = np.asarray(stats.returns)[running], np.asarray(stats.lengths)[running]
         return returns, lengths
 
 
