@@ -104,12 +104,23 @@ def first_log_std(value: float):
     return patch
 
 
+bound_log_std = ppo.bound_log_std
+
+
 def constant_min_log_std(value: float):
     """A lower bound that does not fall."""
 
     def patch():
-        bound_log_std = ppo.bound_log_std
         ppo.bound_log_std = lambda min_log_std, num_updates: bound_log_std(value, num_updates=1)
+
+    return patch
+
+
+def falling_min_log_std(last: float):
+    """One that falls from -1."""
+
+    def patch():
+        ppo.bound_log_std = lambda min_log_std, num_updates: bound_log_std(last, num_updates)
 
     return patch
 
@@ -188,6 +199,7 @@ VARIANTS = {
     "clip_gradients_apart": Variant(patch=clip_gradients_apart),
     "adam_eps_1e-5": Variant(patch=lambda: replace_optimizer(eps=1e-5)),
     "learning_rate_1e-3": Variant({"learning_rate": 1e-3}),
+    "learning_rate_5e-4": Variant({"learning_rate": 5e-4}),
     "learning_rate_3e-4": Variant({"learning_rate": 3e-4}),
     "no_anneal": Variant({"anneal_lr": False}),
     "anneal_to_0.1": Variant(patch=anneal_to(0.1)),
@@ -210,7 +222,7 @@ VARIANTS = {
     "log_std_at_least_-1.5": Variant(patch=constant_min_log_std(-1.5)),
     "log_std_at_least_-1.75": Variant(patch=constant_min_log_std(-1.75)),
     "log_std_at_least_-2": Variant(patch=constant_min_log_std(-2.0)),
-    "log_std_at_least_-1_to_-2.5": Variant({"min_log_std": -2.5}),
+    "log_std_at_least_-1_to_-2.5": Variant(patch=falling_min_log_std(-2.5)),
     "tanh": Variant(patch=squash_actions),
     "observations_clipped_at_5": Variant(patch=clip_observations(5.0)),
     "hidden_128": Variant({"hidden_size": 128}),

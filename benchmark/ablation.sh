@@ -46,17 +46,22 @@ HalfCheetah 4 1000000 learning_rate_5e-4 log_std_at_least_-1.5
 HalfCheetah 4 1000000 envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-1.5
 Hopper 4 1000000 learning_rate_1e-3 log_std_at_least_-1.5
 Hopper 4 1000000 envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-1.5
-HalfCheetah 4 1000000 former_default
-Hopper 4 1000000 former_default
 Humanoid 2 1000000 former_default
+Hopper 5 1000000 learning_rate_5e-4 log_std_at_least_-1.75
+HalfCheetah 5 1000000 learning_rate_5e-4 log_std_at_least_-1.75
+Walker2d 5 1000000 learning_rate_5e-4 log_std_at_least_-1.75
+Ant 4 1000000 former_default
+Ant 4 1000000 learning_rate_5e-4 log_std_at_least_-2
+Ant 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
+InvertedDoublePendulum 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
 RUNS
 
 uv run python -m cleanrl_utils.report --runs runs --env-ids Hopper-v4 --output docs/benchmark/experiments_hopper_300k \
     --exp-names {former_default,envs_16_steps_128,envs_8_steps_256,learning_rate_1e-3,gae_lambda_0.98,log_std_0}-300k \
         {envs_16_steps_128+learning_rate_1e-3,clip_gradients_apart,vf_coef_1,no_norm_adv,epochs_20}-300k
 uv run python -m cleanrl_utils.report --runs runs --output docs/benchmark/experiments_1m \
-    --env-ids InvertedDoublePendulum-v4 Reacher-v4 HalfCheetah-v4 Hopper-v4 Humanoid-v4 \
+    --env-ids InvertedDoublePendulum-v4 Reacher-v4 HalfCheetah-v4 Hopper-v4 Walker2d-v4 Ant-v4 Humanoid-v4 \
     --exp-names former_default envs_16_steps_128 gamma_0.995 log_std_at_least_-{2,1.5} \
-        learning_rate_5e-4+log_std_at_least_-{2,1.75,1.5} learning_rate_1e-3+log_std_at_least_-{2,1.5} \
+        learning_rate_5e-4+log_std_at_least_-{2,1.75,1.5,1_to_-2.5} learning_rate_1e-3+log_std_at_least_-{2,1.5} \
         envs_16_steps_128+learning_rate_1e-3{,+log_std_at_least_-2,+log_std_at_least_-1.5} \
     --references benchmark/references.csv
