@@ -7,6 +7,7 @@
 Docs, logged metrics and results: docs/rl-algorithms/ppo.md#ppo_continuous_action_gymnasium_jax_scanpy
 """
 
+import atexit
 import ctypes
 import logging
 import math
@@ -18,6 +19,7 @@ import sys
 import time
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -431,6 +433,14 @@ def for_worker_processes():
             signal.signal(signum, handler)
 
 
+def end_processes(envs: weakref.ref) -> None:
+    """At the exit: Python would end the processes by SIGTERM, which they ignore, and wait for them for ever."""
+    if (envs := envs()) and not envs.closed:
+        envs.closed = True
+        for process in envs.processes:
+            process.kill()
+
+
 def make_env(*lanes: Args, evaluation: bool = False, iteration: int = 0) -> VectorEnvWrapper:
     """The environments with their wrappers, of one lane (a seed) on one device; call `reset` next.
 
@@ -457,6 +467,8 @@ def make_env(*lanes: Args, evaluation: bool = False, iteration: int = 0) -> Vect
             },
             render_mode="rgb_array" if evaluation and args.capture_video else None,
         )
+    if with_processes:
+        atexit.register(end_processes, weakref.ref(envs))
     handle, step = host_step(envs)
     step_fn = for_one_lane(step, len(lanes))
 
