@@ -48,9 +48,12 @@ def clip_gradients_apart():
 
 def replace_optimizer(clip=optax.clip_by_global_norm, eps=1e-8):
     def make_agent(args, env, key):
-        agent = ppo.Agent(int(np.prod(env.action_shape[1:])), args.hidden_size, args.min_log_std)
+        agent = ppo.Agent(int(np.prod(env.action_shape[1:])), args.hidden_size)
+        bound = ppo.bound_log_std(args.min_log_std, args.num_iterations * args.update_epochs * args.num_minibatches)
         tx = optax.inject_hyperparams(
-            lambda learning_rate, max_grad_norm: optax.chain(clip(max_grad_norm), optax.adam(learning_rate, eps=eps))
+            lambda learning_rate, max_grad_norm: optax.chain(
+                clip(max_grad_norm), optax.adam(learning_rate, eps=eps), bound
+            )
         )(learning_rate=args.learning_rate, max_grad_norm=args.max_grad_norm)
         return TrainState.create(apply_fn=agent.apply, params=agent.init(key, jnp.zeros(env.obs_dim)), tx=tx)
 
@@ -101,6 +104,27 @@ def first_log_std(value: float):
     return patch
 
 
+bound_log_std = ppo.bound_log_std
+
+
+def constant_min_log_std(value: float):
+    """A lower bound that does not fall."""
+
+    def patch():
+        ppo.bound_log_std = lambda min_log_std, num_updates: bound_log_std(value, num_updates=1)
+
+    return patch
+
+
+def falling_min_log_std(last: float):
+    """One that falls from -1."""
+
+    def patch():
+        ppo.bound_log_std = lambda min_log_std, num_updates: bound_log_std(last, num_updates)
+
+    return patch
+
+
 def squash_actions():
     ppo.VectorEnvClipAct.send = lambda self, action: (
         self,
@@ -124,12 +148,11 @@ def replace_networks(actor: int = 64, critic: int = 64, layer_norm: bool = False
     class Agent(nn.Module):
         action_dim: int
         hidden_size: int
-        min_log_std: float
 
         @nn.compact
         def __call__(self, obs):
             mean = MLP(actor, self.action_dim, out_scale=0.01, name="actor")(obs)
-            log_std = jnp.maximum(self.param("log_std", constant(-0.5), (self.action_dim,)), self.min_log_std)
+            log_std = self.param("log_std", constant(-0.5), (self.action_dim,))
             value = MLP(critic, 1, out_scale=np.sqrt(2), name="critic")(obs).squeeze(-1)
             return mean, log_std, value
 
@@ -158,7 +181,8 @@ def clip_observations(at: float):
 
 VARIANTS = {
     "default": Variant(),
-    "former_default": Variant({"learning_rate": 3e-4, "min_log_std": -20.0}),  # tianshou's; what was tried from here on
+    # tianshou's, from which all that was tried starts
+    "former_default": Variant({"learning_rate": 3e-4}, constant_min_log_std(-20.0)),
     "no_norm_adv": Variant({"norm_adv": False}),
     "norm_adv_batch": Variant({"norm_adv": False}, normalize_advantages_of_batch),
     "no_norm_return": Variant({"norm_return": False}),
@@ -175,6 +199,7 @@ VARIANTS = {
     "clip_gradients_apart": Variant(patch=clip_gradients_apart),
     "adam_eps_1e-5": Variant(patch=lambda: replace_optimizer(eps=1e-5)),
     "learning_rate_1e-3": Variant({"learning_rate": 1e-3}),
+    "learning_rate_5e-4": Variant({"learning_rate": 5e-4}),
     "learning_rate_3e-4": Variant({"learning_rate": 3e-4}),
     "no_anneal": Variant({"anneal_lr": False}),
     "anneal_to_0.1": Variant(patch=anneal_to(0.1)),
@@ -194,10 +219,10 @@ VARIANTS = {
     "envs_8_steps_256": Variant({"num_envs": 8, "num_steps": 256}),
     "log_std_0": Variant(patch=first_log_std(0.0)),
     "log_std_-1": Variant(patch=first_log_std(-1.0)),
-    "log_std_unbounded": Variant({"min_log_std": -20.0}),
-    "log_std_at_least_-1": Variant({"min_log_std": -1.0}),
-    "log_std_at_least_-1.5": Variant({"min_log_std": -1.5}),
-    "log_std_at_least_-2": Variant({"min_log_std": -2.0}),
+    "log_std_at_least_-1.5": Variant(patch=constant_min_log_std(-1.5)),
+    "log_std_at_least_-1.75": Variant(patch=constant_min_log_std(-1.75)),
+    "log_std_at_least_-2": Variant(patch=constant_min_log_std(-2.0)),
+    "log_std_at_least_-1_to_-2.5": Variant(patch=falling_min_log_std(-2.5)),
     "tanh": Variant(patch=squash_actions),
     "observations_clipped_at_5": Variant(patch=clip_observations(5.0)),
     "hidden_128": Variant({"hidden_size": 128}),

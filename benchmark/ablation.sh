@@ -1,26 +1,67 @@
 #!/usr/bin/env bash
-# The experiments on learning behind docs/benchmark/: Hopper with 300,000 steps and one thing changed, and the default
-# with 1M steps, each with four seeds side by side in one process. About 40 minutes on 2 cores.
+# The experiments on learning behind docs/advanced/learning.md, each with seeds side by side in one process; 3 hours on
+# 2 cores. All start from the former default, tianshou's hyperparameters with advantages normalised.
 set -euo pipefail
 
-short=(
-    default envs_16_steps_128 envs_8_steps_256 learning_rate_1e-3 "envs_16_steps_128 learning_rate_1e-3"
-    gae_lambda_0.98 log_std_0 clip_gradients_apart vf_coef_1 no_norm_adv epochs_20
-)
-exp_names=()
-for variant in "${short[@]}"; do
-    exp_name="${variant// /+}-300k"
-    exp_names+=("$exp_name")
-    # shellcheck disable=SC2086 (a variant may be two)
-    uv run python benchmark/ablation.py --variant $variant --env-id Hopper-v4 --num-seeds 4 \
-        --total-timesteps 300000 --exp-name "$exp_name" --no-progress
-done
-for env_id in Reacher-v4 InvertedDoublePendulum-v4 Hopper-v4 Swimmer-v4 Ant-v4; do
-    uv run python benchmark/ablation.py --variant default --env-id "$env_id" --num-seeds 4 --eval-interval 30 --no-progress
-done
+# Environment, seeds, steps, then what is changed: one or several variants of benchmark/ablation.py.
+while read -r env_id num_seeds total_timesteps variants; do
+    exp_name=${variants// /+}
+    [ "$total_timesteps" = 1000000 ] || exp_name="$exp_name-300k"
+    # shellcheck disable=SC2086 (the variants may be several)
+    uv run python benchmark/ablation.py --variant former_default $variants --env-id "$env_id-v4" \
+        --num-seeds "$num_seeds" --total-timesteps "$total_timesteps" --exp-name "$exp_name" \
+        --eval-interval 61 --eval-episodes "$([ "$env_id" = Reacher ] && echo 50 || echo 10)" --no-progress </dev/null
+done <<'RUNS'
+Hopper 4 300000 former_default
+Hopper 4 300000 envs_16_steps_128
+Hopper 4 300000 envs_8_steps_256
+Hopper 4 300000 learning_rate_1e-3
+Hopper 4 300000 envs_16_steps_128 learning_rate_1e-3
+Hopper 4 300000 gae_lambda_0.98
+Hopper 4 300000 log_std_0
+Hopper 4 300000 clip_gradients_apart
+Hopper 4 300000 vf_coef_1
+Hopper 4 300000 no_norm_adv
+Hopper 4 300000 epochs_20
+InvertedDoublePendulum 4 1000000 former_default
+InvertedDoublePendulum 4 1000000 envs_16_steps_128
+InvertedDoublePendulum 4 1000000 gamma_0.995
+InvertedDoublePendulum 4 1000000 log_std_at_least_-2
+InvertedDoublePendulum 4 1000000 log_std_at_least_-1.5
+InvertedDoublePendulum 4 1000000 learning_rate_5e-4 log_std_at_least_-2
+InvertedDoublePendulum 4 1000000 learning_rate_5e-4 log_std_at_least_-1.75
+InvertedDoublePendulum 4 1000000 envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-2
+InvertedDoublePendulum 4 1000000 envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-1.5
+Reacher 4 1000000 former_default
+Reacher 4 1000000 envs_16_steps_128 learning_rate_1e-3
+Reacher 4 1000000 log_std_at_least_-2
+Reacher 4 1000000 learning_rate_5e-4 log_std_at_least_-2
+Reacher 4 1000000 learning_rate_5e-4 log_std_at_least_-1.75
+Reacher 4 1000000 learning_rate_1e-3 log_std_at_least_-2
+Reacher 4 1000000 envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-2
+Reacher 4 1000000 envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-1.5
+HalfCheetah 4 1000000 log_std_at_least_-2
+HalfCheetah 4 1000000 learning_rate_5e-4 log_std_at_least_-2
+HalfCheetah 4 1000000 learning_rate_5e-4 log_std_at_least_-1.5
+HalfCheetah 4 1000000 envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-1.5
+Hopper 4 1000000 learning_rate_1e-3 log_std_at_least_-1.5
+Hopper 4 1000000 envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-1.5
+Humanoid 2 1000000 former_default
+Hopper 5 1000000 learning_rate_5e-4 log_std_at_least_-1.75
+HalfCheetah 5 1000000 learning_rate_5e-4 log_std_at_least_-1.75
+Walker2d 5 1000000 learning_rate_5e-4 log_std_at_least_-1.75
+Ant 4 1000000 former_default
+Ant 4 1000000 learning_rate_5e-4 log_std_at_least_-2
+Ant 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
+InvertedDoublePendulum 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
+RUNS
 
-uv run python -m cleanrl_utils.report --runs runs --exp-names "${exp_names[@]}" --env-ids Hopper-v4 \
-    --output docs/benchmark/experiments_hopper_300k
-uv run python -m cleanrl_utils.report --runs runs --exp-names default --references benchmark/references.csv \
-    --env-ids Ant-v4 Hopper-v4 InvertedDoublePendulum-v4 Reacher-v4 Swimmer-v4 \
-    --output docs/benchmark/experiments_default_1m
+uv run python -m cleanrl_utils.report --runs runs --env-ids Hopper-v4 --output docs/benchmark/experiments_hopper_300k \
+    --exp-names {former_default,envs_16_steps_128,envs_8_steps_256,learning_rate_1e-3,gae_lambda_0.98,log_std_0}-300k \
+        {envs_16_steps_128+learning_rate_1e-3,clip_gradients_apart,vf_coef_1,no_norm_adv,epochs_20}-300k
+uv run python -m cleanrl_utils.report --runs runs --output docs/benchmark/experiments_1m \
+    --env-ids InvertedDoublePendulum-v4 Reacher-v4 HalfCheetah-v4 Hopper-v4 Walker2d-v4 Ant-v4 Humanoid-v4 \
+    --exp-names former_default envs_16_steps_128 gamma_0.995 log_std_at_least_-{2,1.5} \
+        learning_rate_5e-4+log_std_at_least_-{2,1.75,1.5,1_to_-2.5} learning_rate_1e-3+log_std_at_least_-{2,1.5} \
+        envs_16_steps_128+learning_rate_1e-3{,+log_std_at_least_-2,+log_std_at_least_-1.5} \
+    --references benchmark/references.csv

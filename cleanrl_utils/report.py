@@ -28,7 +28,7 @@ from dataclasses import MISSING, dataclass, fields
 
 import numpy as np
 import tyro
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
@@ -496,24 +496,31 @@ def draw_curves(groups: list[Group], references: list[Reference]) -> Figure:
     """One panel per environment: mean over seeds, band from the lowest to the highest seed, references dashed."""
     env_ids = distinct(group.env_id for group in groups)
     several_budgets = len({group.total_timesteps for group in groups}) > 1
-    labels = distinct((group.exp_name, group.total_timesteps) for group in groups)
+    labels = {
+        (group.exp_name, group.total_timesteps): group.exp_name
+        + (f", {format_steps(group.total_timesteps)}" if several_budgets else "")
+        for group in groups
+    }
+    colors = dict(zip(labels, colormaps["tab10" if len(labels) <= 10 else "tab20"].colors * len(labels), strict=False))
     sources = matching_sources(references, groups)
     names = {r.source: r.source + ("" if r.measure == "training" else f" ({r.measure})") for r in references}
     ncols = min(3, len(env_ids))
     nrows = math.ceil(len(env_ids) / ncols)
-    height = 2.7 * nrows + 0.2 * math.ceil((len(labels) + len(sources)) / ncols)
-    figure = Figure(figsize=(max(3.4 * ncols, 4.6), height), dpi=150)
+    width = max(3.4 * ncols, 4.6)
+    longest = max(len(text) for text in [*labels.values(), *(names[source] for source in sources)])
+    legend_ncols = min(ncols, max(1, int(width / (0.6 + 0.09 * longest))))  # inches of a line and of its text
+    height = 2.7 * nrows + 0.2 * math.ceil((len(labels) + len(sources)) / legend_ncols)
+    figure = Figure(figsize=(width, height), dpi=150)
     figure.set_layout_engine("constrained")
     axes = figure.subplots(nrows, ncols, squeeze=False).flatten()
     handles = {}
     for ax, env_id in zip(axes, env_ids, strict=False):
         ax.set_title(env_id, fontsize=11)
         for group in (group for group in groups if group.env_id == env_id):
-            index = labels.index((group.exp_name, group.total_timesteps))
-            label = group.exp_name + (f", {format_steps(group.total_timesteps)}" if several_budgets else "")
+            label, color = (of[group.exp_name, group.total_timesteps] for of in (labels, colors))
             steps, values = seed_curves(group)
-            (handles[label],) = ax.plot(steps, values.mean(0), color=f"C{index}", linewidth=1.6)
-            ax.fill_between(steps, values.min(0), values.max(0), color=f"C{index}", alpha=0.25, linewidth=0)
+            (handles[label],) = ax.plot(steps, values.mean(0), color=color, linewidth=1.6)
+            ax.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.25, linewidth=0)
             for source, ref in matching(references, group).items():
                 index = sources.index(source)
                 dashes = (0, (6 - index % 3 * 2, 2))
@@ -537,7 +544,7 @@ def draw_curves(groups: list[Group], references: list[Reference]) -> Figure:
     published = [names[source] for source in sources]
     order = [label for label in handles if label not in published] + published
     lines = [handles[label] for label in order]
-    figure.legend(lines, order, loc="outside lower center", ncols=ncols, frameon=False, fontsize=10)
+    figure.legend(lines, order, loc="outside lower center", ncols=legend_ncols, frameon=False, fontsize=10)
     return figure
 
 

@@ -349,12 +349,16 @@ def test_log_prob_equals_numpy_and_deterministic_actions_are_the_mean():
     np.testing.assert_allclose(two_dimensional, [-1 - np.log(2 * np.pi)] * 3, rtol=1e-5)
 
 
-def test_the_log_standard_deviation_is_bounded_below():
-    agent = ppo.Agent(action_dim=3, hidden_size=4, min_log_std=-2.0)
-    params = agent.init(jax.random.PRNGKey(0), jnp.zeros(2))
-    for log_std, expected in [(-5.0, -2.0), (-2.0, -2.0), (-1.0, -1.0)]:
-        params["params"]["log_std"] = jnp.array([log_std, -0.5, 1.0])
-        np.testing.assert_array_equal(agent.apply(params, jnp.ones((7, 2)))[1], [expected, -0.5, 1.0])
+def test_the_bound_of_the_log_standard_deviations_falls_from_minus_1():
+    tx = ppo.bound_log_std(min_log_std=-3.0, num_updates=4)
+    params = {"params": {"log_std": jnp.array([-0.5, -0.5, -2.0]), "actor": jnp.ones(2)}}
+    steps = {"params": {"log_std": jnp.array([-9.0, -0.2, 0.1]), "actor": jnp.full(2, -7.0)}}
+    state = tx.init(params)
+    for expected in [[-1.0, -0.7, -1.0], [-1.5, -0.9, -0.9], [-2.0, -1.1, -0.8], [-2.5, -1.3, -0.7], [-3, -1.5, -0.6]]:
+        updates, state = tx.update(steps, state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(params["params"]["log_std"], expected, rtol=1e-6)
+        np.testing.assert_array_equal(updates["params"]["actor"], -7.0)
 
 
 def test_episode_metrics_by_hand():
@@ -493,7 +497,7 @@ FLAGS = {
     "gamma": 0.5,
     "gae_lambda": 0.5,
     "hidden_size": 32,
-    "min_log_std": 0.0,
+    "min_log_std": 2.0,
     "update_epochs": 1,
     "norm_adv": False,
     "norm_obs": False,
@@ -568,9 +572,10 @@ def test_every_field_is_read_and_explained():
 
 
 def gradient_steps(states):
-    counts = [optax.tree_utils.tree_get(state.agent.opt_state.inner_state, "count") for state in states]
-    assert counts == [state.agent.step for state in states]
-    return counts
+    for state in states:  # Adam's own count, and that of the bound
+        counts = optax.tree_utils.tree_get_all_with_path(state.agent.opt_state.inner_state, "count")
+        assert [int(count) for _, count in counts] == [int(state.agent.step)] * 2
+    return [int(state.agent.step) for state in states]
 
 
 def test_epochs_and_minibatches_count_the_gradient_steps():

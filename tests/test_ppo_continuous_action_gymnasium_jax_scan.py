@@ -202,3 +202,15 @@ def test_the_video_is_of_the_first_environment(monkeypatch):
     env, _ = env.reset()
     env, _ = env.step(jnp.zeros((2, 2)))
     np.testing.assert_array_equal(env.render(), np.full((4, 6, 3), 1))
+
+
+KEEP_ENVS = """
+import cleanrl.ppo_continuous_action_gymnasium_jax_scan as ppo
+kept = ppo.make_env(ppo.Args(env_id="Pendulum-v1", num_envs=2, vectorization_mode="async"))
+kept.reset()
+"""
+
+
+def test_a_program_that_closes_no_environments_ends_all_the_same():
+    program = subprocess.run([sys.executable, "-c", KEEP_ENVS], capture_output=True, text=True, timeout=60)
+    assert program.returncode == 0 and program.stderr == ""

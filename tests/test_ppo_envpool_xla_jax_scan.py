@@ -90,7 +90,7 @@ def test_actions_are_drawn_as_often_as_they_are_probable_and_evaluation_takes_th
 def test_the_loss_equals_numpy_over_the_valid_entries(flags):
     args, rng, n = replace(ARGS, **flags), np.random.default_rng(0), 12
     rows, action, valid = rng.integers(0, 2, n), rng.integers(0, 3, n), np.ones(n)
-    valid[[2, 7]] = 0
+    valid[[2, 7]] = rows[[2, 7]] = 0  # where the entropy is not that of the others
     old_log_prob, advantage, returns, old_value = rng.normal(size=(4, n))
     old_log_prob -= 1
     arrays = [jnp.asarray(x, jnp.float32) for x in (rows[:, None], old_log_prob, valid, advantage, returns, old_value)]
