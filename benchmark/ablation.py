@@ -182,7 +182,7 @@ def clip_observations(at: float):
 VARIANTS = {
     "default": Variant(),
     # tianshou's, from which all that was tried starts
-    "former_default": Variant({"learning_rate": 3e-4}, constant_min_log_std(-20.0)),
+    "former_default": Variant(patch=constant_min_log_std(-20.0)),
     "no_norm_adv": Variant({"norm_adv": False}),
     "norm_adv_batch": Variant({"norm_adv": False}, normalize_advantages_of_batch),
     "no_norm_return": Variant({"norm_return": False}),
@@ -200,7 +200,6 @@ VARIANTS = {
     "adam_eps_1e-5": Variant(patch=lambda: replace_optimizer(eps=1e-5)),
     "learning_rate_1e-3": Variant({"learning_rate": 1e-3}),
     "learning_rate_5e-4": Variant({"learning_rate": 5e-4}),
-    "learning_rate_3e-4": Variant({"learning_rate": 3e-4}),
     "no_anneal": Variant({"anneal_lr": False}),
     "anneal_to_0.1": Variant(patch=anneal_to(0.1)),
     "kl_adaptive_0.01": Variant(patch=adapt_learning_rate(0.01)),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runs behind docs/benchmark/ppo_continuous_action_envpool_xla_jax_scan.md; ppo_plot.sh makes the page of them.
-# 5 seeds side by side for 1M steps, 3 for 3M steps: about 90 and 150 minutes on 2 cores.
+# 5 seeds side by side for 1M steps, 3 for 3M steps: an estimated 90 and 150 minutes on 2 cores.
 # What passed before is left out, so that it can be stopped and started anew.
 set -euo pipefail
 source benchmark/ppo_runs.sh

@@ -101,7 +101,7 @@ class Args:
     """the id of the environment"""
     total_timesteps: int = 1_000_000
     """total timesteps of the experiment"""
-    learning_rate: float = 5e-4
+    learning_rate: float = 3e-4
     """the learning rate of the optimizer"""
     num_envs: int = 64
     """the number of parallel environments"""

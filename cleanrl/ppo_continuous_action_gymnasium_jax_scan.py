@@ -99,7 +99,7 @@ class Args:
     """whether the environments step one after another or each in a process of its own"""
     total_timesteps: int = 1_000_000
     """total timesteps of the experiment"""
-    learning_rate: float = 5e-4
+    learning_rate: float = 3e-4
     """the learning rate of the optimizer"""
     num_envs: int = 64
     """the number of parallel environments"""

@@ -195,7 +195,7 @@ def test_many_seeds_go_on_together():
 
 
 REFUSED = {
-    "other flags": (dict(learning_rate=1e-3), "--learning-rate 0.001: the run * was trained with 0.0005"),
+    "other flags": (dict(learning_rate=1e-3), "--learning-rate 0.001: the run * was trained with 0.0003"),
     "other envs": (dict(num_envs=8), "--num-envs 8: the run"),
     "fewer steps": (dict(total_timesteps=ITERATION), "has 128 steps behind it"),
     "no folder": (dict(resume="runs/none"), "there is no such folder"),

@@ -260,7 +260,7 @@ def test_the_tags_are_those_documented_and_carry_the_step(runs):
     for tag in TAGS - EPISODE_TAGS - {"eval/episodic_return", "eval/episodic_length"}:
         assert [step for step, _ in curves[tag]] == list(range(128, 1025, 128)), tag
     rates = [value for _, value in curves["charts/learning_rate"]]
-    np.testing.assert_allclose(rates, 5e-4 * np.arange(8, 0, -1) / 8, rtol=1e-5)
+    np.testing.assert_allclose(rates, 3e-4 * np.arange(8, 0, -1) / 8, rtol=1e-5)
     assert set(EventAccumulator(str(run_dir_of(runs["Hopper-v4"].result()))).Reload().Tags()["tensors"]) == {
         "hyperparameters/text_summary"
     }
