@@ -2,6 +2,8 @@
 
     python benchmark/throughput.py --env-ids Hopper-v4 HalfCheetah-v4 Ant-v4
     python benchmark/throughput.py --peers jaxnasium sbx sb3 tianshou cleanrl_torch
+    python benchmark/throughput.py --script ppo_atari_envpool_xla_jax_scan --env-ids Pong-v5 \
+        --rounds 3 --iterations 2 --warm-up-iterations 2
 
 Steps per second of the raw pool (EnvPool's XLA step alone in a compiled scan: nothing can be faster), with random
 actions and with those that the training sends, and of the script's training iterations after compilation; their
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import tyro
@@ -71,8 +74,8 @@ class RawPool:
 
     def __init__(self, script, args):
         env = script.make_env(args)
-        *_, self.clip_act = env.wrappers
-        self.env, _ = env.replace(wrappers=(self.clip_act,)).reset()
+        of_actions = tuple(w for w in env.wrappers if type(w).send is not script.EnvWrapper.send)
+        self.env, _ = env.replace(wrappers=of_actions).reset()
         self.shape = (args.num_steps, *env.action_shape)
         self.scan = jax.jit(lambda env, actions: jax.lax.scan(self.step, env, actions))
         self.key = jax.random.PRNGKey(0)
@@ -83,13 +86,16 @@ class RawPool:
         return env, timestep.reward.sum()
 
     def run(self, actions: jax.Array) -> None:
-        """As many steps as an iteration has, with these actions, [num_steps, num_envs, ...] in [-1, 1]."""
+        """As many steps as an iteration has, with these actions, [num_steps, num_envs, ...]."""
         self.env, rewards = self.scan(self.env, actions.reshape(self.shape))
         jax.block_until_ready(rewards)
 
     def run_random(self) -> None:
         self.key, key = jax.random.split(self.key)
-        self.run(jax.random.uniform(key, self.shape, minval=-1.0, maxval=1.0))
+        if isinstance(self.env.envs.action_space, gym.spaces.Discrete):
+            self.run(jax.random.randint(key, self.shape, 0, self.env.envs.action_space.n))
+        else:  # the script rescales them
+            self.run(jax.random.uniform(key, self.shape, minval=-1.0, maxval=1.0))
 
 
 def advantages(training: Training) -> Callable[[], None]:

@@ -1033,10 +1033,17 @@ def are_vectors(obs_space: gym.Space) -> bool:
     return are_numbers and all(len(x.shape) < 3 for x in leaves)
 
 
+def are_pixels(obs_space: gym.Space) -> bool:
+    """Whether the observations are pictures, as bytes."""
+    return isinstance(obs_space, gym.spaces.Box) and obs_space.dtype == np.uint8 and len(obs_space.shape) == 3
+
+
 def serving_script(action_space: gym.Space, obs_space: gym.Space) -> str:
     """The end of a line that refuses such an environment: which script serves those that EnvPool has."""
     if are_vectors(obs_space) and isinstance(action_space, gym.spaces.Discrete):
         return "and cleanrl/ppo_envpool_xla_jax_scan.py serves EnvPool's with Discrete actions"
+    if are_pixels(obs_space) and isinstance(action_space, gym.spaces.Discrete):
+        return "and cleanrl/ppo_atari_envpool_xla_jax_scan.py serves EnvPool's with Discrete actions and pixels"
     are_floats = are_vectors(obs_space) and all(x.dtype.kind == "f" for x in space_leaves(obs_space))
     if are_floats and isinstance(action_space, gym.spaces.Box):
         return "and cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py serves EnvPool's with a Box of actions"

@@ -76,7 +76,7 @@ def test_the_hyperparameters_stated_are_the_defaults(script):
     page, section = script_docs(script)
     args = importlib.import_module(f"cleanrl.{script}").Args()
     flags = {f"--{name.replace('_', '-')}": in_words(value) for name, value in asdict(args).items()}
-    stated = dict(re.findall(r"^\| `(--[a-z-]+)` \| ([^|]*) \|", section["Implementation details"], re.MULTILINE))
+    stated = dict(re.findall(r"^\| `(--[a-z0-9-]+)` \| ([^|]*) \|", section["Implementation details"], re.MULTILINE))
     assert stated.items() <= flags.items()
     assert [flag for flag in flags if not re.search(rf"{flag}(?![\w-])", page)] == []
 
@@ -96,7 +96,7 @@ def test_flags_that_the_docs_name_exist():
     known = {field.name for module in modules for field in fields(importlib.import_module(module).Args)}
     known = {name.replace("_", "-") for name in known} | FLAGS_OF_OTHERS
     for path in PAGES:
-        named = re.findall(r"(?<![\w-])--(?:no-)?([a-z][a-z-]*)", path.read_text())
+        named = re.findall(r"(?<![\w-])--(?:no-)?([a-z][a-z0-9-]*)", path.read_text())
         assert set(named) <= known, path
 
 

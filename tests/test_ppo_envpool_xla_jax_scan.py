@@ -339,7 +339,7 @@ CONTINUOUS = "cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py serves EnvPo
         ({"env_id": "Pendulum-v1"}, ["needs Discrete", CONTINUOUS]),
         ({"env_id": "Hopper-v4"}, ["needs Discrete", CONTINUOUS]),
         ({"env_id": "CarRacing-v3"}, ["needs Discrete", "none serves it yet"]),
-        ({"env_id": "Pong-v5"}, ["pixels", "none serves it yet"]),
+        ({"env_id": "Pong-v5"}, ["pixels", "cleanrl/ppo_atari_envpool_xla_jax_scan.py serves"]),
         ({"env_id": "MiniGrid-Empty-5x5-v0"}, ["pixels", "none serves it yet"]),
         ({"env_id": "KuhnPoker-v1"}, ["bits", "none serves it yet"]),
         ({"env_id": "IntersectionMultiAgent-v0"}, ["several players"]),
