@@ -413,7 +413,10 @@ BAD_INPUT = {  # what is wrong -> arguments, words of the one line
         ["CartPole-v1", "Discrete", "Box", "cleanrl/ppo_envpool_xla_jax_scan.py"],
     ),
     "discrete toy env": ({"env_id": "Taxi-v3"}, ["Taxi-v3", "Discrete", "cleanrl/ppo_envpool_xla_jax_scan.py"]),
-    "discrete pixel env": ({"env_id": "Pong-v5"}, ["Pong-v5", "Discrete", "Box", "cleanrl/ppo_atari_envpool_xla_jax_scan.py serves"]),
+    "discrete pixel env": (
+        {"env_id": "Pong-v5"},
+        ["Pong-v5", "Discrete", "Box", "ppo_atari_envpool_xla_jax_scan.py serves"],
+    ),
     "pixel env": ({"env_id": "CarRacing-v3"}, ["CarRacing-v3", "pixels", "vectors"]),
     "minibatches": ({"num_envs": 4, "num_steps": 32, "num_minibatches": 5}, ["128", "4 and 8"]),
     "too many minibatches": ({"num_envs": 4, "num_steps": 32, "num_minibatches": 500}, ["500", "128"]),
