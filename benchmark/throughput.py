@@ -92,8 +92,8 @@ class RawPool:
 
     def run_random(self) -> None:
         self.key, key = jax.random.split(self.key)
-        if isinstance(self.env.envs.action_space, gym.spaces.Discrete):
-            self.run(jax.random.randint(key, self.shape, 0, self.env.envs.action_space.n))
+        if isinstance(space := getattr(self.env.envs, "action_space", None), gym.spaces.Discrete):
+            self.run(jax.random.randint(key, self.shape, 0, space.n))
         else:  # the script rescales them
             self.run(jax.random.uniform(key, self.shape, minval=-1.0, maxval=1.0))
 

@@ -136,7 +136,7 @@ class Args:
     ent_coef: float = 0.01
     """coefficient of the entropy"""
     vf_coef: float = 0.25
-    """coefficient of the value function's squared error (CleanRL's 0.5 is of half of it)"""
+    """coefficient of the value function's squared error (the same as CleanRL's 0.5, which is of half of it)"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     target_kl: float | None = None
@@ -305,27 +305,40 @@ class VectorEnvEpisodeStats(EnvWrapper):
     lengths: jax.Array
     episodic_return: jax.Array
     episodic_length: jax.Array
+    lives: jax.Array
     done: jax.Array  # True where the next step is a reset, whose action is ignored
-    game_over: jax.Array  # True where that reset begins a new game
+    new_game: jax.Array  # True where that reset begins a new game
 
     @classmethod
     def create(cls, num_envs: int):
         zeros, nans, no = jnp.zeros(num_envs), jnp.full(num_envs, jnp.nan), jnp.zeros(num_envs, bool)
-        return cls(zeros, zeros, nans, nans, no, no)
+        return cls(zeros, zeros, nans, nans, jnp.zeros(num_envs, jnp.int32), no, no)
 
     def reset(self, timestep):
         zeros, no = jnp.zeros_like(self.returns), jnp.zeros_like(self.done)
-        return self.replace(returns=zeros, lengths=zeros, done=no, game_over=no), timestep
+        return self.replace(returns=zeros, lengths=zeros, done=no, new_game=no), timestep
 
     def recv(self, timestep):
-        game_over = timestep.truncated | timestep.info["game_over"]
-        returns = jnp.where(self.game_over, 0.0, self.returns + timestep.info["score"])
-        lengths = jnp.where(self.game_over, 0.0, self.lengths + ~self.done)
-        episodic_return = jnp.where(game_over, returns, self.episodic_return)
-        episodic_length = jnp.where(game_over, lengths, self.episodic_length)
-        info = {"game_over": game_over, "episodic_return": episodic_return, "episodic_length": episodic_length}
-        wrapper = self.replace(returns=returns, lengths=lengths, done=timestep.done, game_over=game_over)
-        wrapper = wrapper.replace(episodic_return=episodic_return, episodic_length=episodic_length)
+        returns = jnp.where(self.new_game, 0.0, self.returns + timestep.info["score"])
+        lengths = jnp.where(self.new_game, 0.0, self.lengths + ~self.done)
+        # After a lost life EnvPool waits up to 30 frames. Should the game end in these, it begins a new one, and only
+        # the number of lives tells.
+        restarted = self.done & ~self.new_game & (timestep.info["lives"] > self.lives)
+        game_over = timestep.truncated | timestep.info["game_over"] | restarted
+        info = {
+            "game_over": game_over,
+            "episodic_return": jnp.where(game_over, returns, self.episodic_return),
+            "episodic_length": jnp.where(game_over, lengths, self.episodic_length),
+        }
+        wrapper = VectorEnvEpisodeStats(
+            returns=jnp.where(restarted, 0.0, returns),
+            lengths=jnp.where(restarted, 0.0, lengths),
+            episodic_return=info["episodic_return"],
+            episodic_length=info["episodic_length"],
+            lives=timestep.info["lives"],
+            done=timestep.done,
+            new_game=game_over & timestep.done,
+        )
         return wrapper, timestep.replace(info=info)
 
 
@@ -337,7 +350,7 @@ def space_leaves(space: gym.Space) -> list[gym.Space]:
     return [space]
 
 
-def channels_last(shape: tuple[int, ...]) -> bool:
+def are_channels_last(shape: tuple[int, ...]) -> bool:
     """Whether pictures of this shape, [height, width, channels] or [channels, height, width], are of the first kind."""
     return shape[2] < shape[0]
 
@@ -345,18 +358,22 @@ def channels_last(shape: tuple[int, ...]) -> bool:
 def obs_shape(envs) -> tuple[int, ...]:
     """[height, width, channels], as convolutions on a CPU and on a GPU take it; EnvPool's Atari has channels first."""
     shape = envs.observation_space.shape
-    return shape if channels_last(shape) else (*shape[1:], shape[0])
+    return shape if are_channels_last(shape) else (*shape[1:], shape[0])
 
 
-def pixels(obs: jax.Array) -> jax.Array:
-    """EnvPool's pictures, uint8 [num_envs, ...], with the channels last. Bytes they stay up to the network."""
-    return obs if channels_last(obs.shape[1:]) else obs.transpose(0, 2, 3, 1)
+def to_channels_last(obs: jax.Array) -> jax.Array:
+    """EnvPool's pictures, uint8 [num_envs, ...]. Bytes they stay up to the network."""
+    return obs if are_channels_last(obs.shape[1:]) else obs.transpose(0, 2, 3, 1)
 
 
-def score_of(reward: jax.Array, terminated: jax.Array, info: dict) -> dict[str, jax.Array]:
-    """What the game says itself, [num_envs]: Atari's score, not clipped, and whether all lives are lost."""
+def game_info(reward: jax.Array, terminated: jax.Array, info: dict) -> dict[str, jax.Array]:
+    """What is known of the game, [num_envs]: score of this step, whether it is over, and lives left.
+
+    Atari tells it in `info`, where the reward is not clipped and a lost life is no end.
+    """
     score, game_over = info.get("reward", reward), info.get("terminated", terminated)
-    return {"score": score.astype(np.float32), "game_over": game_over.astype(bool)}
+    lives = info.get("lives", np.zeros(reward.shape))
+    return {"score": score.astype(np.float32), "game_over": game_over.astype(bool), "lives": lives.astype(np.int32)}
 
 
 def xla_step(envs):
@@ -379,8 +396,8 @@ def xla_step(envs):
     def step(handle, action):
         with jax.enable_x64(True):
             handle, (obs, reward, terminated, truncated, info) = recv(send(handle, action))
-            score = score_of(reward, terminated, info)
-            return handle, (pixels(obs), reward.astype(jnp.float32), terminated, truncated, score)
+            info = game_info(reward, terminated, info)
+            return handle, (to_channels_last(obs), reward.astype(jnp.float32), terminated, truncated, info)
 
     return handle, step
 
@@ -392,14 +409,15 @@ def host_step(envs):
     num_envs = len(envs.all_env_ids)
     float_shape = partial(jax.ShapeDtypeStruct, dtype=np.float32)
     flag = jax.ShapeDtypeStruct((num_envs,), bool)
-    score_shapes = {"score": float_shape((num_envs,)), "game_over": flag}
+    lives = jax.ShapeDtypeStruct((num_envs,), np.int32)
+    info_shapes = {"score": float_shape((num_envs,)), "game_over": flag, "lives": lives}
     picture = jax.ShapeDtypeStruct((num_envs, *obs_shape(envs)), np.uint8)
-    output_shapes = (picture, float_shape((num_envs,)), flag, flag, score_shapes)
+    output_shapes = (picture, float_shape((num_envs,)), flag, flag, info_shapes)
 
     def step_on_host(handle, action):  # NumPy only: JAX can hang in a callback
         obs, reward, terminated, truncated, info = envs.step(np.asarray(action))
-        score = score_of(reward, terminated, info)
-        return np.asarray(handle), (pixels(obs), reward.astype(np.float32), terminated, truncated, score)
+        info = game_info(reward, terminated, info)
+        return np.asarray(handle), (to_channels_last(obs), reward.astype(np.float32), terminated, truncated, info)
 
     def step(handle, action):
         return jax.experimental.io_callback(step_on_host, (jax.typeof(handle), output_shapes), handle, action)
@@ -478,7 +496,7 @@ def make_env(*lanes: Args, evaluation: bool = False, iteration: int = 0) -> Vect
     step_fn = for_one_lane(for_own_device(steps), lanes_on_device)
 
     def reset_fn():
-        obs = np.stack([pixels(pool.reset()[0]) for pool in pools])
+        obs = np.stack([to_channels_last(pool.reset()[0]) for pool in pools])
         return obs.reshape(-1, len(lanes), num_envs, *obs.shape[2:])
 
     env = VectorEnvWrapper(handles[0], (), pools[0], reset_fn, step_fn, num_envs)
@@ -489,8 +507,11 @@ def make_env(*lanes: Args, evaluation: bool = False, iteration: int = 0) -> Vect
 def convolve(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     """Pictures [n, height, width, channels] by a kernel [size, size, channels, features], without padding.
 
-    On a CPU as a product of matrices: the gradient of XLA's own convolution takes 25 times as long there inside a loop.
+    Raises ValueError unless the size is a multiple of the stride. On a CPU as a product of matrices: the gradient of
+    XLA's own convolution takes many times as long there inside a loop.
     """
+    if kernel.shape[0] % stride:
+        raise ValueError(f"a kernel of size {kernel.shape[0]} is no multiple of the stride {stride}")
     if jax.default_backend() != "cpu":
         layout = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=layout)
@@ -535,7 +556,7 @@ class NatureCNN(nn.Module):
 
 
 class ImpalaCNN(nn.Module):
-    """https://arxiv.org/abs/1802.01561, figure 3, the deep one: to features [n, height / 8, width / 8, 32]."""
+    """https://arxiv.org/abs/1802.01561, figure 3, right: to features [n, ceil(height / 8), ceil(width / 8), 32]."""
 
     dtype: Any
 
@@ -1141,7 +1162,7 @@ def check_env_id(env_id: str) -> None:
     if action_space.start != 0:
         usage_error(f"--env-id {env_id} counts its actions from {action_space.start}; this script counts from 0")
     if not are_pixels(obs_space):
-        usage_error(f"--env-id {env_id} returns {obs_space}; this script needs pixels, {which_serves}")
+        usage_error(f"--env-id {env_id} returns no pictures; this script needs pixels, {which_serves}")
     if spec.config.max_num_players > 1:
         usage_error(f"--env-id {env_id} has several players; this script trains one, and none serves it yet")
 

@@ -1,11 +1,14 @@
 """The script for pixels: what differs from the discrete one, which has tests for what they share."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import fields, replace
 from functools import partial
+from glob import glob
+from pathlib import Path
 from types import SimpleNamespace
 
 import envpool
@@ -89,7 +92,7 @@ def test_xla_equals_numpy_bit_for_bit_and_statistics_are_of_whole_games(evaluati
     assert (lives > 0) == (not evaluation)
 
 
-def game(score, lost_life=False, game_over=False, truncated=False):
+def game(score, lives=3, lost_life=False, game_over=False, truncated=False):
     """What the environment of two games says after a step: the first as given, the second goes on without points."""
     one = lambda x: jnp.array([x, 0], jnp.float32)  # noqa: E731
     flag = lambda x: jnp.array([x, False])  # noqa: E731
@@ -98,25 +101,53 @@ def game(score, lost_life=False, game_over=False, truncated=False):
         reward=jnp.sign(one(score)),
         terminated=flag(lost_life or game_over),
         truncated=flag(truncated),
-        info={"score": one(score), "game_over": flag(game_over)},
+        info={"score": one(score), "game_over": flag(game_over), "lives": jnp.array([lives, 3])},
     )
 
 
-@pytest.mark.parametrize("end", ["game_over", "truncated"])
-def test_a_game_goes_on_after_a_lost_life_and_ends_when_it_is_over_or_cut_off(end):
-    wrapper = ppo.VectorEnvEpisodeStats.create(2)
-    wrapper, _ = wrapper.reset(game(0))
+def played(steps):
+    """Of the first game, after each step: whether it is over, and return and length of the last one that was."""
+    wrapper, _ = ppo.VectorEnvEpisodeStats.create(2).reset(game(0))
     recv, seen = jax.jit(lambda w, x: w.recv(x)), []
-    steps = [game(7), game(0, lost_life=True), game(0), game(30), game(5, **{end: True}), game(0), game(2)]
-    for x in [*steps, game(1, game_over=True)]:
+    for x in steps:
         wrapper, timestep = recv(wrapper, x)
         np.testing.assert_array_equal(timestep.reward, jnp.sign(x.info["score"]))
         seen.append([float(timestep.info[name][0]) for name in ("game_over", "episodic_return", "episodic_length")])
         assert np.isnan(timestep.info["episodic_return"][1]) and not timestep.info["game_over"][1]
-    no = [0, np.nan, np.nan]
+    assert wrapper.lengths[1] == len(steps)
+    return seen
+
+
+NO = [0, np.nan, np.nan]
+
+
+@pytest.mark.parametrize("end", ["game_over", "truncated"])
+def test_a_game_goes_on_after_a_lost_life_and_ends_when_it_is_over_or_cut_off(end):
+    steps = [game(7), game(0, 2, lost_life=True), game(0, 2), game(30, 2), game(5, 2, **{end: True}), game(0), game(2)]
+    seen = played([*steps, game(1, game_over=True)])
     # The third and the sixth step are resets: no steps of a game.
-    np.testing.assert_array_equal(seen, [no, no, no, no, [1, 42, 4], [0, 42, 4], [0, 42, 4], [1, 3, 2]])
-    np.testing.assert_array_equal(wrapper.lengths, [2, 8])
+    np.testing.assert_array_equal(seen, [NO, NO, NO, NO, [1, 42, 4], [0, 42, 4], [0, 42, 4], [1, 3, 2]])
+
+
+def test_a_game_that_ends_unseen_while_envpool_waits_after_a_lost_life_is_told_by_its_lives():
+    """The reset step has three lives where one was left: a new game."""
+    steps = [game(7, 2), game(0, 1, lost_life=True), game(0, 3), game(4), game(5, lives=0, game_over=True)]
+    np.testing.assert_array_equal(played(steps), [NO, NO, [1, 7, 2], [0, 7, 2], [1, 9, 2]])
+    # A life that is won while the game is played does not end it.
+    steps = [game(7, 2), game(9, 3), game(0, 0, game_over=True), game(0, 3), game(4), game(0, 0, game_over=True)]
+    np.testing.assert_array_equal(played(steps), [NO, NO, [1, 16, 3], [0, 16, 3], [0, 16, 3], [1, 4, 2]])
+
+
+def test_a_game_that_is_cut_off_after_a_lost_life_is_over_and_the_next_one_counts_from_0(monkeypatch):
+    monkeypatch.setattr(envpool, "make", partial(envpool.make, max_episode_steps=100))
+    env, _ = ppo.make_env(ARGS).reset()
+    actions = np.random.default_rng(0).integers(0, 4, (400, 4)).astype(np.int32)
+    _, steps = jax.jit(partial(jax.lax.scan, ppo.VectorEnvWrapper.step))(env, actions)
+    steps = jax.tree.map(np.asarray, steps)
+    cut_off_late = steps.truncated & (np.cumsum(steps.terminated, axis=0) > 0)
+    assert cut_off_late.any() and steps.info["game_over"][steps.truncated].all()
+    np.testing.assert_array_equal(steps.info["episodic_length"][steps.truncated], 100)  # without the reset steps
+    assert (steps.info["episodic_length"][-1] <= 100).all()
 
 
 def test_logged_returns_are_of_the_games_that_ended_not_of_lives():
@@ -146,7 +177,7 @@ def test_pictures_have_their_channels_last_whichever_way_they_come():
     first = np.arange(2 * 3 * 64 * 60, dtype=np.uint8).reshape(2, 3, 64, 60)
     last = first.transpose(0, 2, 3, 1)
     for pictures in (first, last):
-        np.testing.assert_array_equal(ppo.pixels(pictures), last)
+        np.testing.assert_array_equal(ppo.to_channels_last(pictures), last)
         space = gym.spaces.Box(0, 255, pictures.shape[1:], np.uint8)
         assert ppo.obs_shape(SimpleNamespace(observation_space=space)) == (64, 60, 3)
 
@@ -189,6 +220,48 @@ def test_procgen_has_pictures_of_64_by_64_and_episodes_of_one_life():
         scores += score[done].tolist()
     assert len(scores) >= 4 and max(scores) > 0
 
+    flags = {"network": "impala", "num_envs": 2, "num_steps": 4, "update_epochs": 1, "total_timesteps": 8}
+    ppo.main(replace(args, **flags, eval_episodes=1, bfloat16=True))
+    (evaluation,) = glob("runs/*/evaluation.json")
+    assert json.loads(Path(evaluation).read_text())["episodic_length"][0] > 1
+
+
+def test_two_lanes_roll_out_as_each_would_alone():
+    lanes = [replace(ARGS, num_steps=4, seed=seed) for seed in (1, 2)]
+
+    def rollout(*lanes):
+        state = ppo.init_lanes(list(lanes), ppo.make_env(*lanes))
+        return jax.device_get(ppo.compiled(ppo.rollout, replace(lanes[0], num_seeds=len(lanes)))(state)[1])
+
+    together, alone = rollout(*lanes), [rollout(lane) for lane in lanes]
+    assert (together.obs[0, 0] != together.obs[0, 1]).any()
+    for i in range(2):
+        np.testing.assert_array_equal(together.obs[0, i], alone[i].obs[0, 0])
+        np.testing.assert_array_equal(together.action[0, i], alone[i].action[0, 0])
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_host_step_steps_as_xla_step(num_lanes, monkeypatch, capsys):
+    lanes, backend = [replace(ARGS, num_envs=2, seed=seed) for seed in range(num_lanes)], jax.default_backend()
+
+    def play(name):
+        monkeypatch.setattr(jax, "default_backend", lambda: name)
+        env = ppo.make_env(*lanes)
+        monkeypatch.undo()
+        actions = np.random.default_rng(0).integers(0, 4, (150, num_lanes, 2)).astype(np.int32)
+        handle = jnp.array(np.broadcast_to(env.handle, (num_lanes, *env.handle.shape)))
+        step = jax.vmap(env.step_fn) if num_lanes > 1 else ppo.without_axis(env.step_fn)
+        first_obs = env.reset_fn()
+        return jax.device_get((first_obs, jax.jit(lambda handle: jax.lax.scan(step, handle, actions)[1])(handle)))
+
+    compiled, on_host = play(backend), play("tpu")
+    assert "its steps are calls to the host" in capsys.readouterr().err
+    terminated, info = compiled[1][2], compiled[1][4]
+    assert terminated.any() and len(np.unique(info["lives"])) > 1
+    for x, y in zip(jax.tree.leaves(compiled), jax.tree.leaves(on_host), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
 
 # ---------------------------------------------------------------- networks
 @pytest.mark.parametrize("size, stride, picture", [(8, 4, 84), (4, 2, 21), (3, 1, 9), (8, 4, 83), (4, 2, 20)])
@@ -205,6 +278,10 @@ def test_the_product_of_matrices_equals_xlas_convolution_and_so_does_its_gradien
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     for x, expected in zip(ours, outputs_and_gradients(), strict=True):
         np.testing.assert_allclose(x, expected, rtol=1e-3, atol=2e-3)
+    for backend in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        with pytest.raises(ValueError, match="no multiple of the stride"):
+            ppo.convolve(x, kernel, size + 1)
 
 
 def make_agent(network, shape, **flags):
@@ -262,6 +339,8 @@ def test_layers_start_orthogonal_with_cleanrls_gains_and_bytes_are_divided_by_25
 
     half = jax.eval_shape(partial(make_agent, network, shape, bfloat16=True))
     assert {x.dtype for x in jax.tree.leaves(half.params)} == {jnp.dtype("float32")}
+    products = re.findall(r":(\w+)\[\S+ = dot_general", str(jax.make_jaxpr(half.apply_fn)(agent.params, obs)))
+    assert products == ["bf16"] * ({"nature": 3, "impala": 15}[network] + 1) + ["f32"] * 2  # the heads
     half_logits, half_value = jax.jit(half.apply_fn)(agent.params, obs)
     assert half_logits.dtype == half_value.dtype == jnp.float32
     np.testing.assert_allclose(half_value, value, rtol=0.05, atol=0.05)
@@ -295,6 +374,14 @@ def test_every_flag_changes_the_program():
         assert program(replace(ARGS, **{name: value})) != learning, name
 
 
+def test_the_defaults_are_cleanrls():
+    expected = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4}
+    expected |= {"anneal_lr": True, "gamma": 0.99, "gae_lambda": 0.95, "clip_coef": 0.1, "clip_vloss": True}
+    expected |= {"ent_coef": 0.01, "vf_coef": 0.5 / 2, "max_grad_norm": 0.5, "norm_adv": True, "norm_return": False}
+    expected |= {"network": "nature", "hidden_size": 512, "total_timesteps": 10_000_000, "recompute_advantage": False}
+    assert {name: getattr(ppo.Args(), name) for name in expected} == expected
+
+
 def test_the_arguments_are_the_discrete_scripts_but_for_the_network():
     names = [field.name for field in fields(ppo.Args) if field.name not in ("network", "bfloat16")]
     assert [field.name for field in fields(discrete.Args) if field.name != "norm_obs"] == names
@@ -315,7 +402,8 @@ class Lamps:
             keys = jax.vmap(lambda key: jax.random.fold_in(key, time))(keys)
             new = jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(keys)
             owed, done = (action == side).astype(jnp.float32), jnp.full(num_envs, time % 9 == 8)
-            info = {"score": 3 * reward, "game_over": done}
+            # Every second episode is a life, not a game.
+            info = {"score": 3 * reward, "game_over": done & (time % 18 == 17), "lives": jnp.zeros(num_envs, int)}
             return (time + 1, new, owed, keys), (picture(new), reward, done, jnp.zeros(num_envs, bool), info)
 
         keys = jax.random.split(jax.random.PRNGKey(7), num_envs)
@@ -337,7 +425,7 @@ def test_a_task_of_pictures_with_a_late_reward_is_learned():
 
     state, metrics = jax.jit(partial(jax.lax.scan, iteration, length=args.num_iterations))(state, None)
     returns = metrics["charts/avg_episodic_return"]
-    assert returns[1] < 3 * 5 and returns[-1] > 3 * 6.5  # of 7 rewards at most, the eighth is not paid any more
+    assert returns[1] < 3 * 10 and returns[-1] > 3 * 13  # of 2 x 7 rewards at most: the eighth is not paid any more
     obs = env.reset_fn()[0, 0]
     action, _ = ppo.get_action(state.agent, obs, jax.random.PRNGKey(0), deterministic=True)
     np.testing.assert_array_equal(action, np.arange(8) % 2)
@@ -358,8 +446,11 @@ def test_a_run_of_two_devices_is_evaluated_alike_in_another_process_and_watched(
     assert f"evaluation  return {watched[1]}, length {watched[2]} at step 128 (2" in result.stdout
 
 
-def test_evaluation_counts_whole_games_by_their_score():
+def test_a_run_goes_on_and_evaluation_counts_whole_games_by_their_score():
     ppo.main(replace(ARGS, env_id="SpaceInvaders-v5", total_timesteps=64))
+    (folder,) = os.listdir("runs")
+    more = ["--resume", f"runs/{folder}", "--total-timesteps", "128", "--no-progress"]
+    ppo.main(ppo.parse_args(more))
     (path,) = (os.path.join(folder, name) for folder, _, names in os.walk("runs") for name in names if "model" in name)
     returns, lengths = ppo_envpool_jax_eval.evaluate(path, ppo)
     env, agent = ppo_envpool_jax_eval.load_agent(path, ppo)
@@ -384,6 +475,7 @@ CONTINUOUS = "cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py serves EnvPo
     [
         ({"env_id": "Pong-v4"}, ["no such environment", "Pong-v5"]),
         ({"env_id": "CartPole-v1"}, ["needs pixels", VECTORS]),
+        ({"env_id": "LunarLander-v3"}, ["needs pixels", VECTORS]),
         ({"env_id": "Hopper-v4"}, ["needs Discrete", CONTINUOUS]),
         ({"env_id": "CarRacing-v3"}, ["needs Discrete", "none serves it yet"]),
         ({"env_id": "MiniGrid-Empty-5x5-v0"}, ["needs pixels", "none serves it yet"]),
@@ -401,14 +493,17 @@ def test_bad_input_is_one_line(changes, words, capfd):
 
 
 def test_a_missing_system_library_is_named(monkeypatch, capfd):
-    def make_spec(env_id):  # what EnvPool 1.2.5 does
-        raise ImportError("EnvPool Procgen requires the system Qt 5 runtime on Linux.\nInstall the shared libraries.")
+    def make_spec(env_id):  # what EnvPool 1.2.5 raises
+        raise ImportError(
+            "EnvPool Procgen requires the system Qt 5 runtime on Linux. Install the Qt5 Core/Gui shared libraries, for "
+            "example via `apt install qtbase5-dev` or `dnf install qt5-qtbase`."
+        )
 
     monkeypatch.setattr(envpool, "make_spec", make_spec)
     with pytest.raises(SystemExit) as ended:
         ppo.check_env_id("CoinrunEasy-v0")
     error = capfd.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1 and "requires the system Qt 5 runtime" in error
+    assert ended.value.code == 2 and error.count("\n") == 1 and "apt install qtbase5-dev" in error
 
 
 @pytest.mark.parametrize("network", ["resnet"])
