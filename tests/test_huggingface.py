@@ -1,17 +1,19 @@
 """Uploads to and downloads from a stub of the Hugging Face Hub, through the real client."""
 
+import importlib
 import json
 import os
 import pickle
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import requires, version
 from pathlib import Path
 
@@ -565,3 +567,32 @@ def test_a_download_that_fails_is_a_line(what, watch, hub, monkeypatch):
 def test_a_repository_that_is_not_there_is_a_line(args, words, watch):
     code, error = watch(**args)
     assert code == 2 and words in error
+
+
+# ---------------------------------------------------------------- the other scripts
+OTHERS = {
+    "ppo_envpool_xla_jax_scan": {"env_id": "CartPole-v1"},
+    "ppo_atari_envpool_xla_jax_scan": {"env_id": "SpaceInvaders-v5", "hidden_size": 8},
+    "ppo_continuous_action_gymnasium_jax_scan": {"env_id": "Pendulum-v1"},
+    "ppo_continuous_action_brax_jax_scan": {"env_id": "fast", "num_minibatches": 2},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_of_another_script_is_uploaded_and_watched(name, hub, tmp_path, monkeypatch, capfd, plain_picture):
+    if "brax" in name:
+        pytest.importorskip("brax")
+    monkeypatch.chdir(tmp_path)
+    script = importlib.import_module(f"cleanrl.{name}")
+    sizes = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 16}
+    args = script.Args(**{**sizes, **OTHERS[name]}, eval_episodes=2, progress=False, compilation_cache=False)
+    script.main(replace(args, upload_model=True))
+    repository = f"alice/{args.env_id}-{name}-seed1"
+    out = capfd.readouterr().out
+    assert f"  hub         {hub.url}/{repository}\n" in out
+    files = hub.repositories[repository]
+    assert files[f"{name}.py"] == Path(script.__file__).read_bytes()
+    shutil.rmtree("runs")
+    enjoy.main(enjoy.Args(env_id=args.env_id, exp_name=name, hf_entity="alice", eval_episodes=2))
+    watched = re.search(r"mean ± std +return +(\S+ ± \S+) +length (\d+)", capfd.readouterr().out)
+    assert f"evaluation  return {watched[1]}, length {watched[2]} at step 16 (2" in out
