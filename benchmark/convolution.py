@@ -63,7 +63,7 @@ def main() -> None:
             times[key].append((time.perf_counter() - start_time) / STEPS)
     print(f"{describe_machine()}; a gradient of {BATCH_SIZE} pictures, medians of {ROUNDS} rounds\n")
     print("| convolution | in a loop, ms | outside, ms |\n| --- | --- | --- |")
-    for name, _ in kinds:
+    for name in kinds:
         print(
             f"| {name} |",
             " | ".join(f"{1000 * statistics.median(times[name, loop]):.0f}" for loop in (True, False)),
