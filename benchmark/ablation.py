@@ -191,6 +191,7 @@ VARIANTS = {
     "gae_lambda_0.98": Variant({"gae_lambda": 0.98}),
     "gamma_0.98": Variant({"gamma": 0.98}),
     "gamma_0.995": Variant({"gamma": 0.995}),
+    "gamma_0.999": Variant({"gamma": 0.999}),
     "gamma_0.9999": Variant({"gamma": 0.9999}),
     "vf_coef_0.5": Variant({"vf_coef": 0.5}),
     "vf_coef_1": Variant({"vf_coef": 1.0}),
@@ -227,6 +228,17 @@ VARIANTS = {
     "hidden_128": Variant({"hidden_size": 128}),
     "critic_256": Variant(patch=lambda: replace_networks(critic=256)),
     "layer_norm": Variant(patch=lambda: replace_networks(layer_norm=True)),
+    # RL Zoo's setting for Swimmer, in what differs from the default
+    "rl_zoo_swimmer": Variant(
+        {
+            "num_envs": 4,
+            "num_steps": 1024,
+            "num_minibatches": 16,
+            "gamma": 0.9999,
+            "gae_lambda": 0.98,
+            "learning_rate": 6e-4,
+        }
+    ),
     # the recipe of 64 x 64 steps without normalisation of returns that gives high scores on Humanoid
     "large_steps": Variant(
         {

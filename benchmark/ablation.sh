@@ -56,9 +56,19 @@ Ant 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
 InvertedDoublePendulum 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
 RUNS
 
+# A setting for Swimmer; these start from the present default. Evaluations every 125,000 or 250,000 steps.
+for variants in "gamma_0.999" "gamma_0.9999 gae_lambda_0.98" "rl_zoo_swimmer" "rl_zoo_swimmer gamma_0.999"; do
+    # shellcheck disable=SC2086
+    uv run python benchmark/ablation.py --variant default $variants --env-id Swimmer-v4 --num-seeds 4 \
+        --exp-name "default+${variants// /+}" --eval-interval 61 --no-progress
+done
+
 uv run python -m cleanrl_utils.report --runs runs --env-ids Hopper-v4 --output docs/benchmark/experiments_hopper_300k \
     --exp-names {former_default,envs_16_steps_128,envs_8_steps_256,learning_rate_1e-3,gae_lambda_0.98,log_std_0}-300k \
         {envs_16_steps_128+learning_rate_1e-3,clip_gradients_apart,vf_coef_1,no_norm_adv,epochs_20}-300k
+uv run python -m cleanrl_utils.report --runs runs --env-ids Swimmer-v4 --output docs/benchmark/experiments_swimmer \
+    --exp-names default+{gamma_0.999,gamma_0.9999+gae_lambda_0.98,rl_zoo_swimmer{,+gamma_0.999}} \
+    --references benchmark/references.csv
 uv run python -m cleanrl_utils.report --runs runs --output docs/benchmark/experiments_1m \
     --env-ids InvertedDoublePendulum-v4 Reacher-v4 HalfCheetah-v4 Hopper-v4 Walker2d-v4 Ant-v4 Humanoid-v4 \
     --exp-names former_default envs_16_steps_128 gamma_0.995 log_std_at_least_-{2,1.5} \

@@ -31,6 +31,6 @@ uv run python -m cleanrl_utils.rlops --runs benchmark/results -- \
 
 uv run python -m cleanrl_utils.report --runs benchmark/results \
     --exp-names "$exp_name" swimmer --env-ids "${env_ids[@]}" \
-    --references benchmark/references.csv --check-sources cleanrl-pr355 \
+    --references benchmark/references.csv --check-sources cleanrl-pr355 tianshou \
     --check benchmark/regression.csv \
     --output "docs/benchmark/$exp_name"
