@@ -5,14 +5,15 @@ from contextlib import suppress
 
 
 def write_file(path: str, data: bytes) -> None:
-    """The file at `path` is always whole: a crash leaves what was there before."""
+    """The file at `path` is always whole: a crash leaves what was there before, and of several processes one wins."""
+    temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(path + ".tmp", "wb") as f:
+        with open(temporary, "wb") as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
-        os.replace(path + ".tmp", path)
+        os.replace(temporary, path)
     except OSError:
         with suppress(OSError):
-            os.remove(path + ".tmp")
+            os.remove(temporary)
         raise

@@ -574,7 +574,7 @@ OTHERS = {
     "ppo_envpool_xla_jax_scan": {"env_id": "CartPole-v1"},
     "ppo_atari_envpool_xla_jax_scan": {"env_id": "SpaceInvaders-v5", "hidden_size": 8},
     "ppo_continuous_action_gymnasium_jax_scan": {"env_id": "Pendulum-v1"},
-    "ppo_continuous_action_brax_jax_scan": {"env_id": "fast", "num_minibatches": 2},
+    "ppo_continuous_action_brax_jax_scan": {"env_id": "fast", "iterations_per_call": 1},
 }
 
 

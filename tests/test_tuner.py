@@ -1,6 +1,7 @@
 """The search with a stand-in for training, then one real population, two processes at once, and the commands."""
 
 import itertools
+import os
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from optuna.trial import TrialState
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
 from cleanrl_utils import tuner
+from cleanrl_utils.files import write_file
 
 LEARNING_RATE, GAMMA = "learning_rate log 1e-4 1e-2", "gamma 0.9 0.999"
 SIZES = ["--num-envs", "4", "--num-steps", "50", "--num-minibatches", "2", "--update-epochs", "1"]
@@ -312,6 +314,20 @@ def reports(script_name, lanes, env_ids, num_reports):
 tuner.reports = reports
 sys.exit(tuner.main(tuner.tyro.cli(tuner.Args), []))
 """
+
+
+def test_processes_that_write_the_report_at_the_same_moment_do_not_disturb_each_other(tmp_path, monkeypatch):
+    """Two did: the file that one was about to rename was the other's, renamed already."""
+    path, fsync = tmp_path / "report.md", os.fsync
+
+    def other_writes(descriptor):
+        program = f"from cleanrl_utils.files import write_file; write_file({str(path)!r}, b'of the other')"
+        subprocess.run([sys.executable, "-c", program], check=True)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", other_writes)
+    write_file(str(path), b"of this one")
+    assert path.read_bytes() == b"of this one" and os.listdir(tmp_path) == ["report.md"]
 
 
 @pytest.mark.parametrize("storage", ["journal.log", "sqlite:///study.db"])
