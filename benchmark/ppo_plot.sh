@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
 # Keeps the runs of ppo.sh, if there are any, as small files in benchmark/results, and makes the tables and pictures in
 # docs/benchmark/ of those. Exit code 1: a return lies below its minimum.
-# Of all its environments, or of those that are named: bash benchmark/ppo_plot.sh Hopper-v4 Walker2d-v4
+# Of all its environments that have runs, or of those that are named: bash benchmark/ppo_plot.sh Hopper-v4 Walker2d-v4
 set -euo pipefail
 source benchmark/ppo_runs.sh
 [ $# -eq 0 ] || env_ids=("$@")
 
-[ ! -d runs ] || uv run python -m cleanrl_utils.report --runs runs \
-    --exp-names "$exp_name" swimmer --env-ids "${env_ids[@]}" \
+found_in() {
+    for env_id in "${env_ids[@]}"; do
+        if compgen -G "$1/${env_id}__*" >/dev/null; then echo "$env_id"; fi
+    done
+}
+
+mapfile -t new < <(found_in runs)
+[ ${#new[@]} -eq 0 ] || uv run python -m cleanrl_utils.report --runs runs \
+    --exp-names "$exp_name" swimmer --env-ids "${new[@]}" \
     --save-results benchmark/results
+[ $# -gt 0 ] || mapfile -t env_ids < <(found_in benchmark/results)
 
 # The last 20 rows of thinned results are about a fifth of the training.
 uv run python -m cleanrl_utils.rlops --runs benchmark/results -- \

@@ -92,7 +92,8 @@ class RawPool:
 
     def run_random(self) -> None:
         self.key, key = jax.random.split(self.key)
-        if isinstance(space := getattr(self.env.envs, "action_space", None), gym.spaces.Discrete):
+        space = getattr(self.env.envs, "action_space", None)  # Brax's environments have none
+        if isinstance(space, gym.spaces.Discrete):
             self.run(jax.random.randint(key, self.shape, 0, space.n))
         else:  # the script rescales them
             self.run(jax.random.uniform(key, self.shape, minval=-1.0, maxval=1.0))

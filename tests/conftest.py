@@ -17,6 +17,12 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    """An empty one."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def compile_fast():
     """For tests of what is computed, not how fast: most of their time is compilation."""

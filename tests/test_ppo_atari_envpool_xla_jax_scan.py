@@ -17,32 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_runs import (
+    SMALL,
+    assert_evaluated_alike_in_another_process,
+    assert_refused,
+    learning_program,
+    train_in_one_call,
+)
 
 import cleanrl.ppo_atari_envpool_xla_jax_scan as ppo
 import cleanrl.ppo_envpool_xla_jax_scan as discrete
-from cleanrl_utils import enjoy
 from cleanrl_utils.evals import ppo_envpool_jax_eval
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
+pytestmark = pytest.mark.usefixtures("compile_fast", "in_folder")
 
-NAME = "ppo_atari_envpool_xla_jax_scan"
-ARGS = ppo.Args(
-    env_id="Breakout-v5",
-    num_envs=4,
-    num_steps=16,
-    num_minibatches=2,
-    update_epochs=2,
-    hidden_size=8,
-    total_timesteps=3 * 64,
-    eval_episodes=2,
-    progress=False,
-    compilation_cache=False,
-)
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+ARGS = ppo.Args(env_id="Breakout-v5", **SMALL)
 
 
 def env_seeds(args, num_envs, evaluation=False):
@@ -363,15 +352,10 @@ FLAGS |= {"recompute_advantage": True, "norm_adv": False, "anneal_lr": False, "u
 
 
 def test_every_flag_changes_the_program():
-    def program(args):
-        state = jax.eval_shape(partial(ppo.init_state, args), ppo.make_env(args))
-        _, batch = jax.eval_shape(partial(ppo.rollout, args), state)
-        return str(jax.make_jaxpr(partial(ppo.learn, args))(state, batch))
-
-    learning = program(ARGS)
-    assert program(ARGS) == learning
+    learning = learning_program(ppo, ARGS)
+    assert learning_program(ppo, ARGS) == learning
     for name, value in FLAGS.items():
-        assert program(replace(ARGS, **{name: value})) != learning, name
+        assert learning_program(ppo, replace(ARGS, **{name: value})) != learning, name
 
 
 def test_the_defaults_are_cleanrls():
@@ -417,13 +401,7 @@ def test_a_task_of_pictures_with_a_late_reward_is_learned():
     args = replace(ARGS, num_envs=8, num_steps=32, update_epochs=4, learning_rate=1e-3, gamma=0.9)
     args = replace(args, hidden_size=16, total_timesteps=20 * args.batch_size)
     env = Lamps().make_env(args.num_envs)
-    state = ppo.init_state(args, env)
-
-    def iteration(state, _):
-        state, batch = ppo.rollout(args, state)
-        return ppo.learn(args, state, batch)
-
-    state, metrics = jax.jit(partial(jax.lax.scan, iteration, length=args.num_iterations))(state, None)
+    state, metrics = train_in_one_call(ppo, args, env)
     returns = metrics["charts/avg_episodic_return"]
     assert returns[1] < 3 * 10 and returns[-1] > 3 * 13  # of 2 x 7 rewards at most: the eighth is not paid any more
     obs = env.reset_fn()[0, 0]
@@ -433,17 +411,10 @@ def test_a_task_of_pictures_with_a_late_reward_is_learned():
 
 # ---------------------------------------------------------------- whole runs
 def test_a_run_of_two_devices_is_evaluated_alike_in_another_process_and_watched(tmp_path, capfd):
-    environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    flags = "--num-devices 2 --num-envs 4 --num-steps 16 --num-minibatches 2 --update-epochs 1 --hidden-size 8"
-    flags += " --total-timesteps 128 --eval-episodes 2 --no-progress --env-id SpaceInvaders-v5 --capture-video"
-    command = [sys.executable, ppo.__file__, *flags.split()]
-    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    flags = ("--update-epochs", "1", "--capture-video")
+    assert_evaluated_alike_in_another_process(ppo, "SpaceInvaders-v5", 128, capfd, *flags)
     (video,) = tmp_path.glob("runs/*/videos/*.mp4")
     assert video.stat().st_size > 1000
-    enjoy.main(enjoy.Args(env_id="SpaceInvaders-v5", exp_name=NAME, eval_episodes=2))
-    watched = re.search(r"mean ± std +return +(\S+ ± \S+) +length (\d+)", capfd.readouterr().out)
-    assert f"evaluation  return {watched[1]}, length {watched[2]} at step 128 (2" in result.stdout
 
 
 def test_a_run_goes_on_and_evaluation_counts_whole_games_by_their_score():
@@ -484,12 +455,7 @@ CONTINUOUS = "cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py serves EnvPo
     ids=str,
 )
 def test_bad_input_is_one_line(changes, words, capfd):
-    with pytest.raises(SystemExit) as ended:
-        ppo.main(replace(ARGS, **changes))
-    error = capfd.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1 and error.startswith("error: ")
-    assert all(word in error for word in words), error
-    assert not os.listdir()
+    assert_refused(lambda: ppo.main(replace(ARGS, **changes)), capfd, *words)
 
 
 def test_a_missing_system_library_is_named(monkeypatch, capfd):
@@ -500,14 +466,10 @@ def test_a_missing_system_library_is_named(monkeypatch, capfd):
         )
 
     monkeypatch.setattr(envpool, "make_spec", make_spec)
-    with pytest.raises(SystemExit) as ended:
-        ppo.check_env_id("CoinrunEasy-v0")
-    error = capfd.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1 and "apt install qtbase5-dev" in error
+    assert_refused(lambda: ppo.check_env_id("CoinrunEasy-v0"), capfd, "apt install qtbase5-dev")
 
 
-@pytest.mark.parametrize("network", ["resnet"])
-def test_an_unknown_network_is_refused(network):
-    command = [sys.executable, ppo.__file__, "--network", network]
+def test_an_unknown_network_is_refused():
+    command = [sys.executable, ppo.__file__, "--network", "resnet"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2 and "impala" in result.stderr and "Traceback" not in result.stderr

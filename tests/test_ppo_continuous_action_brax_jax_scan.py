@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_runs import assert_refused
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cleanrl.ppo_continuous_action_brax_jax_scan as ppo
@@ -21,7 +22,7 @@ from cleanrl_utils.evals.ppo_envpool_jax_eval import evaluate
 from cleanrl_utils.models import read_model
 
 pytest.importorskip("brax")
-pytestmark = pytest.mark.usefixtures("compile_fast")
+pytestmark = pytest.mark.usefixtures("compile_fast", "in_folder")
 
 NAME = "ppo_continuous_action_brax_jax_scan"
 ARGS = ppo.Args(
@@ -66,11 +67,6 @@ class Counting:
         count = state.obs[1] + 1
         ended = (count >= 5) & (state.pipeline_state < 0)
         return state.replace(obs=state.obs.at[1].set(count), reward=count, done=ended.astype(jnp.float32))
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def curves(folder, left_out=("charts/SPS", "charts/SPS_update")):
@@ -174,11 +170,7 @@ def test_when_evaluations_are_due(monkeypatch):
     ],
 )
 def test_bad_input_is_one_line(changes, words, capfd):
-    with pytest.raises(SystemExit) as ended:
-        ppo.main(replace(ARGS, **changes))
-    error = capfd.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1 and error.startswith("error: ") and words in error
-    assert not os.path.exists("runs")
+    assert_refused(lambda: ppo.main(replace(ARGS, **changes)), capfd, words)
 
 
 def test_without_brax_a_line_says_how_to_get_it(monkeypatch, capfd):

@@ -1,10 +1,6 @@
 """The script for discrete actions: what differs from the continuous one, which has tests for what they share."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,34 +12,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_runs import (
+    SMALL,
+    assert_evaluated_alike_in_another_process,
+    assert_refused,
+    learning_program,
+    train_in_one_call,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as continuous
 import cleanrl.ppo_envpool_xla_jax_scan as ppo
-from cleanrl_utils import enjoy
 from cleanrl_utils.evals import ppo_envpool_jax_eval
 from cleanrl_utils.evals.ppo_envpool_jax_eval import load_agent
 from cleanrl_utils.models import read_model
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
+pytestmark = pytest.mark.usefixtures("compile_fast", "in_folder")
 
 NAME = "ppo_envpool_xla_jax_scan"
-ARGS = ppo.Args(
-    num_envs=4,
-    num_steps=16,
-    num_minibatches=2,
-    update_epochs=2,
-    hidden_size=8,
-    total_timesteps=3 * 64,
-    eval_episodes=2,
-    progress=False,
-    compilation_cache=False,
-)
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+ARGS = ppo.Args(**SMALL)
 
 
 # ---------------------------------------------------------------- policy and loss
@@ -237,15 +224,10 @@ FLAGS |= {"recompute_advantage": False, "target_kl": 0.1, "norm_obs": False, "hi
 def test_every_other_flag_changes_the_program():
     """Of the functions that read them, all but the loss are copies, tested by values where they are copied from."""
 
-    def program(args):
-        state = jax.eval_shape(partial(ppo.init_state, args), ppo.make_env(args))
-        _, batch = jax.eval_shape(partial(ppo.rollout, args), state)
-        return str(jax.make_jaxpr(partial(ppo.learn, args))(state, batch))
-
-    learning = program(ARGS)
-    assert program(ARGS) == learning
+    learning = learning_program(ppo, ARGS)
+    assert learning_program(ppo, ARGS) == learning
     for name, value in FLAGS.items():
-        assert program(replace(ARGS, **{name: value})) != learning, name
+        assert learning_program(ppo, replace(ARGS, **{name: value})) != learning, name
     raw, normalised = (ppo.make_env(replace(ARGS, norm_obs=on)).reset()[1].obs for on in (False, True))
     assert np.abs(raw).max() <= 0.05 < 1 < np.abs(normalised).max()
 
@@ -282,13 +264,7 @@ def test_a_task_with_a_late_reward_is_learned():
     args = replace(ARGS, num_envs=8, num_steps=32, update_epochs=4, learning_rate=1e-2, gamma=0.9)
     args = replace(args, total_timesteps=40 * args.batch_size)
     env = Bandit().make_env(args.num_envs)
-    state = ppo.init_state(args, env)
-
-    def iteration(state, _):
-        state, batch = ppo.rollout(args, state)
-        return ppo.learn(args, state, batch)
-
-    state, metrics = jax.jit(partial(jax.lax.scan, iteration, length=args.num_iterations))(state, None)
+    state, metrics = train_in_one_call(ppo, args, env)
     returns, entropy = metrics["charts/avg_episodic_return"], metrics["losses/entropy"]
     assert returns[1] < 4.5 and returns[-1] > 7.0 * 7 / 8  # the last reward of eight is not paid any more
     assert entropy[0] > 0.9 * np.log(3) and entropy[-1] < 0.5
@@ -297,19 +273,11 @@ def test_a_task_with_a_late_reward_is_learned():
 
 
 # ---------------------------------------------------------------- whole runs
-def test_a_run_of_two_devices_is_evaluated_alike_in_another_process_and_watched(tmp_path, capfd):
-    environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    flags = "--num-devices 2 --num-envs 4 --num-steps 16 --num-minibatches 2 --update-epochs 2 --hidden-size 8"
-    flags += " --total-timesteps 192 --eval-episodes 2 --no-progress --env-id Acrobot-v1"
-    command = [sys.executable, ppo.__file__, *flags.split()]
-    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+def test_a_run_of_two_devices_is_evaluated_alike_in_another_process_and_watched(capfd):
+    assert_evaluated_alike_in_another_process(ppo, "Acrobot-v1", 192, capfd, "--update-epochs", "2")
     (path,) = Path("runs").rglob("*.cleanrl_model")
     stats = read_model(str(path))["wrappers"]["VectorEnvNormObs"]
     assert stats["count"] == pytest.approx(3 * 64 + 4, abs=0.01)  # of both devices
-    enjoy.main(enjoy.Args(env_id="Acrobot-v1", exp_name=NAME, eval_episodes=2))
-    watched = re.search(r"mean ± std +return +(\S+ ± \S+) +length (\d+)", capfd.readouterr().out)
-    assert f"evaluation  return {watched[1]}, length {watched[2]} at step 192 (2" in result.stdout
 
 
 def test_a_run_goes_on_and_an_evaluation_without_end_ends(monkeypatch, capfd):
@@ -348,18 +316,11 @@ CONTINUOUS = "cleanrl/ppo_continuous_action_envpool_xla_jax_scan.py serves EnvPo
     ids=str,
 )
 def test_bad_input_is_one_line(changes, words, capfd):
-    with pytest.raises(SystemExit) as ended:
-        ppo.main(replace(ARGS, **changes))
-    error = capfd.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1 and error.startswith("error: ")
-    assert all(word in error for word in words), error
-    assert not os.listdir()
+    assert_refused(lambda: ppo.main(replace(ARGS, **changes)), capfd, *words)
 
 
 def test_actions_that_do_not_start_at_0_are_refused(monkeypatch, capfd):
     spec = SimpleNamespace(gymnasium_action_space=gym.spaces.Discrete(3, start=1))
     spec.gymnasium_observation_space = gym.spaces.Box(0, 1, (2,))
     monkeypatch.setattr(envpool, "make_spec", lambda env_id: spec)
-    with pytest.raises(SystemExit) as ended:
-        ppo.check_env_id("CartPole-v1")
-    assert ended.value.code == 2 and "counts its actions from 1" in capfd.readouterr().err
+    assert_refused(lambda: ppo.check_env_id("CartPole-v1"), capfd, "counts its actions from 1")
