@@ -190,6 +190,7 @@ def main(args: Args) -> None:
         training, raw_pools = Training(script, script_args), [RawPool(script, script_args) for _ in range(2)]
         measure(training, raw_pools, args.warm_up_iterations)
         compute_advantages, rounds = advantages(training), []
+        compute_advantages()  # compiles
         with start_peers(pythons, peer_flags(args, script_args)) as peers:
             for _ in range(args.rounds):
                 rounds.append(measure(training, raw_pools, args.iterations))
