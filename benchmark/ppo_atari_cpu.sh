@@ -9,5 +9,5 @@ uv run python -m cleanrl_utils.benchmark --env-ids Pong-v5 \
     --num-seeds 1 --start-seed 1 --workers 1 --resume
 
 uv run python -m cleanrl_utils.report --runs runs \
-    --exp-names "$exp_name" --env-ids Pong-v5 \
+    --exp-names "$exp_name" --env-ids Pong-v5 --references benchmark/references.csv \
     --output "docs/benchmark/${exp_name}_cpu"
