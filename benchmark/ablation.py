@@ -21,6 +21,7 @@ from flax.linen.initializers import constant, orthogonal
 from flax.training.train_state import TrainState
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+from cleanrl_utils.envs.wrappers import NormalizeReward, RunningMeanStd
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,39 @@ def clip_observations(at: float):
     return patch
 
 
+def last_layer_scale(value: float):
+    """Of the actor's first weights."""
+
+    def patch():
+        scaled = ppo.orthogonal
+        ppo.orthogonal = lambda scale: scaled(value if scale == 0.01 else scale)
+
+    return patch
+
+
+def normalize_rewards():
+    """Gymnasium's wrapper, outside of the one for raw returns."""
+    make_env = ppo.make_env
+
+    def patched(*lanes, evaluation=False, iteration=0):
+        env = make_env(*lanes, evaluation=evaluation, iteration=iteration)
+        stats = RunningMeanStd.create(jnp.zeros(()), lanes[0].axis_name)
+        reward = NormalizeReward(stats, gamma=lanes[0].gamma, training=not evaluation, axis_name=lanes[0].axis_name)
+        return env.replace(wrappers=(*env.wrappers, reward))
+
+    ppo.make_env = patched
+
+
+def learn_from_reset_steps():
+    rollout = ppo.rollout
+
+    def patched(args, state):
+        state, batch = rollout(args, state)
+        return state, batch.replace(valid=jnp.ones_like(batch.valid))
+
+    ppo.rollout = patched
+
+
 VARIANTS = {
     "default": Variant(),
     # tianshou's, from which all that was tried starts
@@ -186,6 +220,7 @@ VARIANTS = {
     "no_norm_adv": Variant({"norm_adv": False}),
     "norm_adv_batch": Variant({"norm_adv": False}, normalize_advantages_of_batch),
     "no_norm_return": Variant({"norm_return": False}),
+    "normalized_rewards": Variant({"norm_return": False}, normalize_rewards),
     "no_recompute": Variant({"recompute_advantage": False}),
     "gae_lambda_0.9": Variant({"gae_lambda": 0.9}),
     "gae_lambda_0.98": Variant({"gae_lambda": 0.98}),
@@ -219,10 +254,12 @@ VARIANTS = {
     "envs_8_steps_256": Variant({"num_envs": 8, "num_steps": 256}),
     "log_std_0": Variant(patch=first_log_std(0.0)),
     "log_std_-1": Variant(patch=first_log_std(-1.0)),
+    "last_layer_1": Variant(patch=last_layer_scale(1.0)),
     "log_std_at_least_-1.5": Variant(patch=constant_min_log_std(-1.5)),
     "log_std_at_least_-1.75": Variant(patch=constant_min_log_std(-1.75)),
     "log_std_at_least_-2": Variant(patch=constant_min_log_std(-2.0)),
     "log_std_at_least_-1_to_-2.5": Variant(patch=falling_min_log_std(-2.5)),
+    "reset_steps_learned": Variant(patch=learn_from_reset_steps),
     "tanh": Variant(patch=squash_actions),
     "observations_clipped_at_5": Variant(patch=clip_observations(5.0)),
     "hidden_128": Variant({"hidden_size": 128}),
