@@ -56,6 +56,16 @@ Ant 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
 InvertedDoublePendulum 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
 RUNS
 
+# What was left to try; these start from the present default.
+walker2d=(
+    default kl_adaptive_0.02 norm_adv_batch clip_vloss minibatches_16 tanh layer_norm critic_256 anneal_to_0.1 epochs_5
+    observations_clipped_at_5 normalized_rewards reset_steps_learned last_layer_1 large_steps
+)
+for variant in "${walker2d[@]}"; do
+    uv run python benchmark/ablation.py --variant "$variant" --env-id Walker2d-v4 --num-seeds 4 \
+        --total-timesteps 300000 --exp-name "$variant-300k" --eval-interval 61 --no-progress
+done
+
 # A setting for Swimmer; these start from the present default. Evaluations every 125,000 or 250,000 steps.
 for variants in "gamma_0.999" "gamma_0.9999 gae_lambda_0.98" "rl_zoo_swimmer" "rl_zoo_swimmer gamma_0.999"; do
     # shellcheck disable=SC2086

@@ -261,9 +261,19 @@ class VectorEnvWrapper:
         data = mujoco.MjData(model)
         data.qpos, data.qvel = physics.q[0], physics.qd[0]
         mujoco.mj_forward(model, data)
-        with mujoco.Renderer(model, height=480, width=640) as renderer:
-            renderer.update_scene(data, camera=0 if model.ncam else -1)
-            return renderer.render()
+        renderer = make_renderer(model)
+        renderer.update_scene(data, camera=0 if model.ncam else -1)
+        return renderer.render()
+
+    def close(self) -> None:
+        make_renderer.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def make_renderer(model):
+    import mujoco
+
+    return mujoco.Renderer(model, height=480, width=640)
 
 
 # copied from ppo_continuous_action_envpool_xla_jax_scan.py
@@ -1223,13 +1233,12 @@ def main(args: Args) -> None:
     check_args(args)
     args = start_jax(args)
     check_env_id(args.env_id)
-    from cleanrl_utils.running import lanes_of, say
+    from cleanrl_utils.running import lanes_of, reason_of, say
 
     try:
         runs = train(lanes_of(args))
     except jax.errors.JaxRuntimeError as error:
-        lines = str(error).strip().splitlines()
-        reason = lines[-1 if "Traceback" in str(error) else 0]  # the last one is of an environment called by the host
+        reason = reason_of(error)
         if jax.process_count() == 1:
             print(f"error: the training failed: {reason}", file=sys.stderr)
             sys.exit(1)

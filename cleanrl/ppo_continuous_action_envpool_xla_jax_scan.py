@@ -1236,13 +1236,12 @@ def main(args: Args) -> None:
     check_args(args)
     args = start_jax(args)
     check_env_id(args.env_id)
-    from cleanrl_utils.running import lanes_of, say
+    from cleanrl_utils.running import lanes_of, reason_of, say
 
     try:
         runs = train(lanes_of(args))
     except jax.errors.JaxRuntimeError as error:
-        lines = str(error).strip().splitlines()
-        reason = lines[-1 if "Traceback" in str(error) else 0]  # the last one is of an environment called by the host
+        reason = reason_of(error)
         if jax.process_count() == 1:
             print(f"error: the training failed: {reason}", file=sys.stderr)
             sys.exit(1)

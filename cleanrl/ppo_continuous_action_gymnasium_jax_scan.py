@@ -11,7 +11,7 @@ import atexit
 import ctypes
 import logging
 import math
-import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import shlex
 import signal
@@ -243,6 +243,9 @@ class VectorEnvWrapper:
         """A picture of the first environment, uint8 [height, width, 3]."""
         return self.envs.envs[0].render()
 
+    def close(self) -> None:
+        self.envs.close()
+
 
 # copied from ppo_continuous_action_envpool_xla_jax_scan.py
 def masked_mean(x: jax.Array, mask: jax.Array, axis_name=()) -> jax.Array:
@@ -422,23 +425,29 @@ def for_one_lane(function: Callable, num_lanes: int) -> Callable:
 @contextmanager
 def for_worker_processes():
     """They get neither the signals of this process, which it answers alone, nor import its script, and with it JAX."""
-    handlers = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
+    multiprocessing.resource_tracker.ensure_running()  # its start would unblock them again
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # what they inherit
     main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     multiprocessing.set_forkserver_preload(["gymnasium.envs.mujoco"])
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 
 
 def end_processes(envs: weakref.ref) -> None:
-    """At the exit: Python would end the processes by SIGTERM, which they ignore, and wait for them for ever."""
+    """At the exit: Python would end the processes by SIGTERM, which does not reach them, and wait for them for ever."""
     if (envs := envs()) and not envs.closed:
         envs.closed = True
         for process in envs.processes:
             process.kill()
+
+
+def render_mode(env_id: str) -> dict[str, str]:
+    """The argument that asks an environment for pictures; empty if it makes none, and may not take it."""
+    with closing(gym.make(env_id)) as env:
+        return {"render_mode": "rgb_array"} if "rgb_array" in env.metadata.get("render_modes", []) else {}
 
 
 def make_env(*lanes: Args, evaluation: bool = False, iteration: int = 0) -> VectorEnvWrapper:
@@ -465,7 +474,7 @@ def make_env(*lanes: Args, evaluation: bool = False, iteration: int = 0) -> Vect
                 "autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP,
                 **({"context": "forkserver"} if with_processes else {}),
             },
-            render_mode="rgb_array" if evaluation and args.capture_video else None,
+            **(render_mode(args.env_id) if evaluation and args.capture_video else {}),
         )
     if with_processes:
         atexit.register(end_processes, weakref.ref(envs))
@@ -473,8 +482,13 @@ def make_env(*lanes: Args, evaluation: bool = False, iteration: int = 0) -> Vect
     step_fn = for_one_lane(step, len(lanes))
 
     def reset_fn():
-        obs = flatten_obs(envs.reset(seed=next(seeds, None))[0], np)  # later ones go on with the streams
-        return obs.reshape(1, len(lanes), num_envs, -1)
+        try:
+            obs, _ = envs.reset(seed=next(seeds, None))  # later ones go on with the streams
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"error: the environments can't be reset: {reason}", file=sys.stderr)
+            sys.exit(1)
+        return flatten_obs(obs, np).reshape(1, len(lanes), num_envs, -1)
 
     env = VectorEnvWrapper(handle, (), envs, reset_fn, step_fn, num_envs)
     space = envs.single_action_space
@@ -1078,10 +1092,12 @@ def serving_script(action_space: gym.Space, obs_space: gym.Space) -> str:
 def check_env_id(env_id: str) -> None:
     """Ends the program (see `usage_error`) unless env_id has a Box action space and vector observations."""
     try:
-        with closing(gym.make(env_id)) as env:
-            action_space, obs_space = env.action_space, env.observation_space
+        with warnings.catch_warnings(action="ignore"), closing(gym.make(env_id)) as env:
+            action_space, obs_space, full_id = env.action_space, env.observation_space, env.spec.id
     except Exception as error:  # there is none, or its package is missing
         usage_error(f"--env-id {env_id}: Gymnasium can't make it: {' '.join(str(error).split())}")
+    if full_id != env_id.split(":")[-1]:
+        usage_error(f"--env-id {env_id} has several versions: give {full_id}, or an earlier one")
     which_serves = serving_script(action_space, obs_space)
     if not isinstance(action_space, gym.spaces.Box):
         usage_error(f"--env-id {env_id} takes {action_space} actions; this script needs a Box, {which_serves}")
@@ -1089,7 +1105,8 @@ def check_env_id(env_id: str) -> None:
         usage_error(f"--env-id {env_id} has unbounded actions; this script scales its actions to the bounds")
     are_boxes = all(isinstance(leaf, gym.spaces.Box) for leaf in space_leaves(obs_space))
     if not are_boxes or not all(x.dtype.kind == "f" and len(x.shape) < 3 for x in space_leaves(obs_space)):
-        usage_error(f"--env-id {env_id} returns pixels or integers; this script needs vectors, {which_serves}")
+        observations = " ".join(str(obs_space).split())
+        usage_error(f"--env-id {env_id} returns {observations}; this script needs vectors of floats, {which_serves}")
 
 
 def start_jax(args: Args) -> Args:
@@ -1178,7 +1195,7 @@ def train(lanes: list[Args]) -> list:
         at_exit.callback(jax.clear_caches)  # the compiled functions hold the environments
         at_exit.callback(compiled.cache_clear)
         env = make_env(*lanes, iteration=done)
-        at_exit.callback(env.envs.close)
+        at_exit.callback(env.close)
         state = init_lanes(lanes, env, restore)
         runs = running.make_runs(sys.modules[__name__], lanes, stop_signals_received, loaded)
         for run in runs:
@@ -1254,13 +1271,12 @@ def main(args: Args) -> None:
     check_args(args)
     args = start_jax(args)
     check_env_id(args.env_id)
-    from cleanrl_utils.running import lanes_of, say
+    from cleanrl_utils.running import lanes_of, reason_of, say
 
     try:
         runs = train(lanes_of(args))
     except jax.errors.JaxRuntimeError as error:
-        lines = str(error).strip().splitlines()
-        reason = lines[-1 if "Traceback" in str(error) else 0]  # the last one is of an environment called by the host
+        reason = reason_of(error)
         if jax.process_count() == 1:
             print(f"error: the training failed: {reason}", file=sys.stderr)
             sys.exit(1)

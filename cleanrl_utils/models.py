@@ -4,6 +4,7 @@ import dataclasses
 import glob
 import importlib
 import os
+import re
 import reprlib
 import types
 import typing
@@ -132,7 +133,7 @@ def find_model(exp_name: str, env_id: str, runs: str | None = "runs") -> str:
 
 def agent_name(env_id: str, exp_name: str, seed: int) -> str:
     """Of its repository on the Hub, and of its videos."""
-    return f"{env_id.replace('/', '-')}-{exp_name}-seed{seed}"
+    return f"{re.sub('[/:]', '-', env_id)}-{exp_name}-seed{seed}"
 
 
 def zoo_path(exp_name: str, env_id: str) -> str:

@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import dropwhile
 from types import ModuleType
 from typing import Any
 
@@ -106,6 +107,16 @@ class Progress:
             self.bar.close()
         if not self.live:
             self.output.close()
+
+
+def reason_of(error: jax.errors.JaxRuntimeError) -> str:
+    """One line: the first, or, of an environment called by the host that raised, its exception."""
+    text = str(error).strip()
+    if "Traceback" not in text:
+        return text.splitlines()[0]
+    source_and_exception = text.rpartition('\n  File "')[2].splitlines()[1:]
+    exception = dropwhile(lambda line: line.startswith("    "), source_and_exception)
+    return " ".join(" ".join(exception).split())
 
 
 # ---------------------------------------------------------------- what a run leaves
@@ -274,7 +285,9 @@ class Run:
         }
 
     def close(self) -> None:
-        self.evaluator = None  # and with it its environments
+        if self.evaluator:
+            self.evaluator.close()
+        self.evaluator = None
         self.curves.close()
         try:
             if self.tracker:

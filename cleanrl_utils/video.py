@@ -19,6 +19,8 @@ def why_no_video(envs) -> str | None:
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         return "imageio-ffmpeg is not installed (pip install 'cleanrl[video]')"
     if isinstance(envs, gym.vector.SyncVectorEnv):
+        if envs.render_mode != "rgb_array":
+            return "the environment has no render mode rgb_array"
         uses_mujoco = hasattr(envs.envs[0].unwrapped, "mujoco_renderer")
     elif not hasattr(envs, "observation_space"):  # Brax's, drawn by MuJoCo
         uses_mujoco = True

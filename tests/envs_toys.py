@@ -6,10 +6,13 @@ below 0. There are two of them, with ACTIONS [8, 2].
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import gymnasium as gym
+import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from cleanrl_utils.envs.base import Backend, TimeStep
@@ -164,6 +167,133 @@ class CountJaxEnv(JaxEnv):
         return steps, TimeStep(jnp.stack([steps, action]), 10 * steps + action, terminated, truncated=False, info={})
 
 
+class CountBrax:
+    """The same as one of Brax's environments: actions of its BraxEnv are [1]."""
+
+    action_size = 1
+
+    def __init__(self, env: CountJaxEnv):
+        self.env, self.unwrapped = env, self
+
+    def reset(self, key):
+        from brax.envs.base import State
+
+        steps, obs = self.env.reset(key)
+        return State(steps, obs, reward=jnp.zeros(()), done=jnp.zeros(()))
+
+    def step(self, state, action):
+        steps, timestep = self.env.step(state.pipeline_state, action, None)
+        done = timestep.terminated.astype(jnp.float32)
+        return state.replace(pipeline_state=steps, obs=timestep.obs, reward=timestep.reward, done=done)
+
+
+class CountGymnax:
+    """The same as one of gymnax's, whose parameters hold its time limit."""
+
+    def __init__(self, env: CountJaxEnv):
+        self.env, self.default_params = env, {"max_steps_in_episode": env.max_episode_steps or 1000}
+
+    def observation_space(self, params):
+        return gymnax_box(self.env.observation_space)
+
+    def action_space(self, params):
+        return gymnax_box(self.env.action_space)
+
+    def reset_env(self, key, params):
+        return self.env.reset(key)[::-1]
+
+    def step_env(self, key, state, action, params):
+        state, timestep = self.env.step(state, action, key)
+        return timestep.obs, state, timestep.reward, timestep.terminated, {}
+
+    def is_truncated(self, state, params):
+        return state >= params["max_steps_in_episode"]
+
+
+def gymnax_box(space):
+    from gymnax.environments.spaces import Box
+
+    return Box(-100, 100, space.shape)
+
+
+class CountFunctional(FuncEnv):
+    """The same as one of Gymnasium's functional environments, of which the state is what is observed."""
+
+    observation_space, action_space = CountJaxEnv.observation_space, CountJaxEnv.action_space
+
+    def __init__(self, length: float):
+        self.length = length
+
+    def initial(self, rng, params=None):
+        return jnp.zeros(2)
+
+    def transition(self, state, action, rng, params=None):
+        return jnp.stack([state[0] + 1, action])
+
+    def observation(self, state, rng, params=None):
+        return state
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return 10 * next_state[0] + action
+
+    def terminal(self, state, rng, params=None):
+        return (state[1] < 0) | (state[0] == self.length)
+
+    def transition_info(self, state, action, next_state, params=None):
+        return {}
+
+
+class CountPool:
+    """The same behind the part of EnvPool's interface that is used; what is sent last is received first."""
+
+    observation_space, action_space = CountJaxEnv.observation_space, CountJaxEnv.action_space
+    spec = SimpleNamespace(action_array_spec={"action": action_space}, _action_keys=["action"])
+    render_mode = None
+
+    def __init__(self, num_envs: int, length: int, ends: str, batch_size: int):
+        self.envs = [CountVectorEnv(1, length, ends, AutoresetMode.NEXT_STEP) for _ in range(num_envs)]
+        self.all_env_ids, self.batch_size, self.sent = np.arange(num_envs, dtype=np.int32), batch_size, []
+
+    def __len__(self):
+        return len(self.envs)
+
+    def xla(self):
+        handle = np.zeros(1, np.int32)
+        obs, *rest = (jax.ShapeDtypeStruct((self.batch_size,), dtype) for dtype in (np.float32, np.float32, bool, bool))
+        obs, info = (
+            jax.ShapeDtypeStruct((self.batch_size, 2), obs.dtype),
+            {"env_id": self.all_env_ids[: self.batch_size]},
+        )
+
+        def xla_recv(handle):
+            types = handle, (obs, *rest, info)
+            return jax.experimental.io_callback(lambda handle: (np.asarray(handle), self.recv()), types, handle)
+
+        def xla_send(*inputs):
+            return jax.experimental.io_callback(self.send, inputs[0], *inputs)
+
+        return handle, xla_recv, xla_send, None
+
+    def send(self, handle, *inputs):
+        for action, i in zip(*map(np.asarray, inputs), strict=True):
+            *values, _ = self.envs[i].step(action[None])
+            self.sent.append((i, *(x[0] for x in values)))
+        return np.asarray(handle)
+
+    def recv(self, reset: bool = False):
+        received = sorted([self.sent.pop() for _ in range(self.batch_size)], key=lambda values: values[0])
+        ids, obs, reward, terminated, truncated = (np.array(x) for x in zip(*received, strict=True))
+        info, obs = {"env_id": ids.astype(np.int32)}, obs.astype(np.float32)
+        return (obs, info) if reset else (obs, reward.astype(np.float32), terminated, truncated, info)
+
+    def async_reset(self):
+        self.sent = [(i, env.reset()[0][0], 0.0, False, False) for i, env in enumerate(self.envs)]
+
+    def reset(self):
+        self.async_reset()
+        return self.recv(reset=True)
+
+
 class CountBackend(Backend):
     """The same in JAX, the smallest back end there is; its state is the steps of each episode and who was done."""
 
@@ -211,6 +341,14 @@ class EchoEnv(gym.Env):
             raise ValueError(f"{action!r} is not in {self.action_space}")
         self.steps += 1
         return action, 0.0, self.steps == self.length, False, {}
+
+
+class HalvingEnv(EchoEnv):
+    """Writes to its action."""
+
+    def step(self, action):
+        action *= 0.5
+        return super().step(action)
 
 
 class FaultyEnv(CountEnv):

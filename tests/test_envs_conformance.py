@@ -5,18 +5,30 @@ environments.
 """
 
 from functools import partial
+from importlib.util import find_spec
 
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from envs_toys import ACTIONS, TABLES, CountBackend, CountEnv, CountJaxEnv, CountVectorEnv
+from envs_toys import (
+    ACTIONS,
+    TABLES,
+    CountBackend,
+    CountBrax,
+    CountEnv,
+    CountFunctional,
+    CountGymnax,
+    CountJaxEnv,
+    CountPool,
+    CountVectorEnv,
+)
 from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from cleanrl_utils.envs import gymnasium_callback, jax_envs
-from cleanrl_utils.envs.base import EnvWrapper, TimeStep, VectorEnv
+from cleanrl_utils.envs import envpool_xla, gymnasium_callback, jax_envs
+from cleanrl_utils.envs.base import EnvWrapper, Fresh, TimeStep, VectorEnv
 from cleanrl_utils.envs.wrappers import RecordEpisodeStatistics
 
 pytestmark = [
@@ -42,6 +54,31 @@ def custom(mode, length, ends):
     return CountVectorEnv(2, length, ends, mode)
 
 
+def pool(length, ends, autoreset):
+    count_pool = CountPool(2, length, ends, batch_size=1 if autoreset == "same_step" else 2)
+    backend = envpool_xla.EnvPoolXla([count_pool], autoreset, info_keys=(), num_seeds=1)
+    return VectorEnv(backend, Fresh(backend.token))
+
+
+def brax(env):
+    adapted = jax_envs.BraxEnv(CountBrax(env))
+    adapted.action_space = env.action_space
+    return adapted
+
+
+def gymnax(env):
+    return jax_envs.GymnaxEnv(CountGymnax(env))
+
+
+def functional(env):
+    return jax_envs.FunctionalEnv(CountFunctional(env.length))
+
+
+def jax_env(adapt, length, ends, autoreset):
+    env = CountJaxEnv(length, ends)
+    return jax_envs.make(adapt(env), 2, autoreset=autoreset, max_episode_steps=env.max_episode_steps or 0)
+
+
 BACKENDS = {
     f"{make_envs.__name__}-{mode.name}": partial(gymnasium_env, make_envs, mode)
     for make_envs, modes in [
@@ -51,8 +88,11 @@ BACKENDS = {
     ]
     for mode in modes
 }
-BACKENDS["smallest"] = lambda *case: VectorEnv(CountBackend(2, *case), None).reset()[0]
-BACKENDS["jax"] = lambda length, ends, autoreset: jax_envs.make(CountJaxEnv(length, ends), 2, autoreset=autoreset)
+BACKENDS["smallest"] = lambda *case: VectorEnv(CountBackend(2, *case), Fresh(None))
+BACKENDS["jax"] = partial(jax_env, lambda env: env)
+BACKENDS |= {"pool": pool, "brax": partial(jax_env, brax), "functional": partial(jax_env, functional)}
+if find_spec("gymnax"):
+    BACKENDS["gymnax"] = partial(jax_env, gymnax)
 CASES = [
     (backend, *case)
     for backend in BACKENDS
@@ -76,11 +116,15 @@ def check_table(table, autoreset, first, timesteps):
         assert dict(zip(ended.tolist(), zip(returns, lengths, strict=True), strict=True)) == episodes
 
 
+def start(env):
+    return env.reset() if isinstance(env.backend, envpool_xla.EnvPoolXla) else env.reset(seed=1)
+
+
 @pytest.mark.parametrize("backend, length, ends, autoreset", CASES)
 def test_a_compiled_rollout_is_the_table(backend, length, ends, autoreset):
     env = BACKENDS[backend](length, ends, autoreset).with_wrappers(RecordEpisodeStatistics())
     assert env.autoreset == autoreset
-    first_env, first = env.reset(seed=1)
+    first_env, first = start(env)
 
     @jax.jit
     def rollout(env, timestep, actions):
@@ -107,7 +151,7 @@ def test_a_compiled_rollout_is_the_table(backend, length, ends, autoreset):
 def test_steps_outside_of_compiled_code_are_the_table_too(backend):
     case = 3, "terminated", "same_step"
     env = BACKENDS[backend](*case).with_wrappers(RecordEpisodeStatistics())
-    env, first = env.reset(seed=1)
+    env, first = start(env)
     timesteps = []
     for action in ACTIONS:
         env, timestep = env.send(jnp.asarray(action)).recv()
@@ -118,7 +162,9 @@ def test_steps_outside_of_compiled_code_are_the_table_too(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_types_are_those_of_the_spaces(backend):
     env = BACKENDS[backend](3, "terminated", "same_step")
-    env, first = env.reset(seed=1)
+    with pytest.raises(ValueError, match="no episodes yet: reset is next"):
+        jax.jit(lambda env, action: env.step(action))(env, ACTIONS[0])
+    env, first = start(env)
     next_env, timestep = env.step(ACTIONS[0])
     types = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), (env, first))
     assert types == jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), (next_env, timestep))
@@ -134,6 +180,37 @@ def test_the_types_are_those_of_the_spaces(backend):
         env.send(ACTIONS[0]).reset()
     with pytest.raises(ValueError, match="send is next"):
         env.recv()
+
+
+@pytest.mark.parametrize("backend", ["jax", "brax", "functional", "custom-DISABLED", "pool"])
+def test_under_64_bits_a_step_is_the_same(backend):
+    case = 3, "terminated", "same_step"
+    with jax.enable_x64(True):
+        env, first = start(BACKENDS[backend](*case).with_wrappers(RecordEpisodeStatistics()))
+        env, timesteps = jax.lax.scan(lambda env, action: env.step(action), env, jnp.asarray(ACTIONS))
+        check_table(TABLES[case], case[2], first, jax.device_get(timesteps))
+    assert timesteps.obs.dtype == timesteps.reward.dtype == first.reward.dtype == np.float32
+
+
+MAKE = {
+    "envpool": partial(envpool_xla.make, "CartPole-v1", 2),
+    "gymnasium": partial(gymnasium_callback.make, "CartPole-v1", 2),
+    "jax": partial(jax_envs.make, CountJaxEnv(3, "terminated"), 2),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("seed", [-1, 2**32 + 1, 1.7, "1", (1, 2**32), (1, 2.0), np.array([-1, 1])], ids=str)
+def test_seeds_that_would_be_the_same_as_others_are_refused(kind, seed):
+    calls = [lambda: MAKE[kind](seed=seed)]
+    if kind != "envpool":
+        calls += [lambda: MAKE[kind]().reset(seed), lambda: jax.jit(lambda env: env.reset(seed))(MAKE[kind]())]
+    if kind != "envpool" and isinstance(seed, float):
+        calls.append(lambda: jax.jit(lambda env, seed: env.reset(seed))(MAKE[kind](), seed))
+    for call in calls:
+        with pytest.raises(ValueError, match="seed=.*: pass an integer from 0 to 4294967295") as raised:
+            call()
+        assert "\n" not in str(raised.value)
 
 
 # ---------------------------------------------------------------- what VectorEnv does for all of them

@@ -198,6 +198,10 @@ def test_a_pool_of_ones_own(autoreset, batch_size):
     jax.tree.map(np.testing.assert_array_equal, rollout(env, actions), expected)
 
 
+def reset(env_id):
+    return make(env_id, 4).reset()[0]
+
+
 def pool(**kwargs):
     return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, **kwargs)
 
@@ -220,10 +224,14 @@ def pool(**kwargs):
         ),
         (lambda: make("CartPole-v1", 4).reset(seed=1), "EnvPool takes its seed when it is made: pass it to"),
         (lambda: make("CartPole-v1", 4, seed=(1, 2)).reset(), r"leading axes \(2,\): use it under vmap over the seeds"),
-        (lambda: make("CartPole-v1", 4).step(jnp.zeros(3, int)), r"actions are int32\(3,\), the environment takes int"),
-        (lambda: make("Hopper-v4", 4).step(jnp.zeros((4, 3), jnp.bfloat16)), r"bfloat16\(4, 3\), .* float32\(4, 3\)"),
+        (lambda: make("Hoper-v4", 4), "EnvPool has no environment 'Hoper-v4': did you mean Hopper-v4"),
+        (lambda: make("x", 4), r"EnvPool has no environment 'x': did you mean ([^,]*, ){20}\.\.\.\?"),
+        (lambda: make("CartPole-v1", 4).step(jnp.zeros(4, int)), "no episodes yet: reset is next"),
+        (lambda: from_pool(pool()).step(jnp.zeros(4, int)), "no episodes yet: reset is next"),
+        (lambda: reset("CartPole-v1").step(jnp.zeros(3, int)), r"actions are int32\(3,\), the environment takes int"),
+        (lambda: reset("Hopper-v4").step(jnp.zeros((4, 3), jnp.bfloat16)), r"bfloat16\(4, 3\), .* float32\(4, 3\)"),
         (
-            lambda: jax.vmap(lambda action: make("CartPole-v1", 4).step(action))(jnp.zeros((2, 4), int)),
+            lambda: jax.vmap(lambda action: reset("CartPole-v1").step(action))(jnp.zeros((2, 4), int)),
             "these are the environments of 1 seed.*: give make a tuple of seeds",
         ),
     ],

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from envs_toys import ACTIONS, CountEnv, CountVectorEnv, EchoEnv, FaultyEnv, FaultyEnvError, InfoEnv
+from envs_toys import ACTIONS, CountEnv, CountVectorEnv, EchoEnv, FaultyEnv, FaultyEnvError, HalvingEnv, InfoEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
@@ -22,6 +22,7 @@ from cleanrl_utils.envs import envpool_xla, gymnasium_callback
 from cleanrl_utils.envs.base import VectorEnv
 from cleanrl_utils.envs.gymnasium_callback import make, original_errors
 from cleanrl_utils.envs.spaces import outward_space
+from cleanrl_utils.envs.wrappers import RecordEpisodeStatistics
 
 pytestmark = [
     pytest.mark.usefixtures("compile_fast"),
@@ -51,6 +52,8 @@ SPACES = {
     "box": (Box(-1, 1, (2, 3), np.float64), np.full((2, 3), 0.5)),
     "image": (Box(0, 255, (4, 4, 3), np.uint8), np.full((4, 4, 3), 200, np.uint8)),
     "int64": (Box(-9, 9, (2,), np.int64), np.array([-3, 7])),
+    "bool": (Box(0, 1, (3,), np.bool_), np.array([True, False, True])),
+    "empty": (Dict(a=Box(0, 1, (0,), np.float32), b=MultiBinary(3)), {"a": np.zeros(0), "b": np.ones(3, np.int8)}),
     "discrete": (Discrete(3), 2),
     "discrete_start": (Discrete(3, start=-1), -1),
     "multi_discrete": (MultiDiscrete([2, 3], start=[1, 0]), np.array([2, 1])),
@@ -115,6 +118,37 @@ def test_observations_of_another_shape_than_the_spaces_are_refused():
         make(envs).reset()
 
 
+class Whole(CountEnv):
+    """Its observations are floats, which its space denies."""
+
+    observation_space = Box(-100, 100, (2,), np.int64)
+
+
+def test_observations_that_would_be_other_numbers_are_refused():
+    envs = CountVectorEnv(2, 3, "terminated", AutoresetMode.NEXT_STEP)
+    envs.single_observation_space = Whole.observation_space
+    with pytest.raises(TypeError, match="observations are float64, their space says int32: make both the same"):
+        make(envs).reset()
+    envs = AsyncVectorEnv([Whole] * 2, autoreset_mode="SameStep")  # which hides it until an episode ends
+    with pytest.raises(TypeError, match="observations are float64, their space says int32"), original_errors():
+        rollout(make(envs), ACTIONS)
+    envs.close()
+    large = partial(EchoEnv, Box(0, 2**40, (2,), np.int64), np.array([1, 2**31]))
+    with pytest.raises(ValueError, match="observations of 1 to 2147483648 don't fit int32, which their space says"):
+        make(SyncVectorEnv([large], autoreset_mode=AutoresetMode.SAME_STEP)).reset()
+
+
+def test_an_environment_may_write_to_its_action():
+    envs = SyncVectorEnv(
+        [partial(HalvingEnv, Box(-1, 1, (2,)), np.zeros(2, np.float32))] * 2, autoreset_mode="SameStep"
+    )
+    env, first = make(envs).reset()
+    actions = np.ones((1, 2, 2), np.float32)
+    env, timesteps = scan_steps(env, actions)
+    np.testing.assert_array_equal(timesteps.obs, actions / 2)
+    np.testing.assert_array_equal(env.step(actions[0])[1].obs, actions[0] / 2)
+
+
 # ---------------------------------------------------------------- what steps return
 def test_a_termination_wins_over_a_truncation_in_the_same_step():
     envs = SyncVectorEnv([partial(CountEnv, 3, "both")] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -143,6 +177,20 @@ def test_info_by_names_alone_is_of_numbers():
     assert timesteps.info["steps"].dtype == np.float32 and timesteps.info["steps"].shape == (3, 2)
     with pytest.raises(ValueError, match="could not convert string to float"):
         rollout(make(count_envs(kind=InfoEnv), info_keys=["name"]), ACTIONS[:0])[0].step(ACTIONS[0])
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_info_inside_of_a_dict_has_a_path(mode):
+    """The dict is Gymnasium's, and there where an episode has ended."""
+    envs = count_envs(mode, kind=lambda: gym.wrappers.RecordEpisodeStatistics(CountEnv(3)))
+    env = make(envs, autoreset="same_step", info_keys=["episode/r", "episode/l", "episode/x", "steps/x"])
+    _, timesteps = rollout(env, ACTIONS[:4] * 0 + 1)
+    nan = np.nan
+    for name, value in (("episode/r", 63), ("episode/l", 3), ("episode/x", nan), ("steps/x", nan)):
+        np.testing.assert_array_equal(timesteps.info[name], np.repeat([[nan], [nan], [nan], [value], [nan]], 2, axis=1))
+    with pytest.raises(ValueError, match="info_keys='episode': this entry is a dict, pass 'episode/r', 'episode/l', "):
+        with original_errors():
+            rollout(make(envs, autoreset="same_step", info_keys=["episode"]), ACTIONS[:4] * 0 + 1)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
@@ -241,6 +289,15 @@ def test_vmap_over_seeds_steps_the_environments_of_each():
         np.testing.assert_array_equal(again[1 - i], expected.obs[0])
 
 
+def test_vmap_over_seeds_takes_empty_arrays_too():
+    space, first = SPACES["empty"]
+    env = make(SyncVectorEnv([partial(EchoEnv, space, first)] * 4, autoreset_mode="SameStep"), seed=(1, 2))
+    env, _ = jax.vmap(VectorEnv.reset)(env)
+    action = {"a": jnp.zeros((2, 2, 0)), "b": jnp.ones((2, 2, 3), jnp.int8)}
+    _, timestep = jax.vmap(VectorEnv.step)(env, action)
+    jax.tree.map(np.testing.assert_array_equal, timestep.obs, action)
+
+
 def test_other_vmaps_are_refused():
     env, _ = make("CartPole-v1", 3).reset()
     with pytest.raises(ValueError, match="these are the environments of 1 seed.*: give make a tuple of seeds"):
@@ -250,6 +307,29 @@ def test_other_vmaps_are_refused():
         env.reset()
     with pytest.raises(ValueError, match="CountVectorEnv can't seed each environment apart: pass one seed, or an id"):
         make(CountVectorEnv(4, 3, "terminated", AutoresetMode.DISABLED), seed=(1, 2))
+
+
+# ---------------------------------------------------------------- Gymnasium's own wrappers
+def wrapped(mode):
+    """Episodes of 3 and of 7 steps, counted."""
+    envs = SyncVectorEnv([partial(CountEnv, 3), partial(CountEnv, 7)], autoreset_mode=mode)
+    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
+
+
+@pytest.mark.parametrize("mode, lengths", [("SameStep", [3, 3, 7, 3, 3, 7]), ("NextStep", [3, 3, 7, 3])])
+def test_gymnasiums_wrappers_stay_right_around_environments_that_reset_themselves(mode, lengths):
+    envs = wrapped(mode)
+    rollout(make(envs), np.ones((14, 2), np.float32))
+    assert sorted(envs.length_queue) == sorted(lengths)
+    assert sorted(envs.return_queue) == sorted({3: 63, 7: 287}[length] for length in lengths)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_wrappers_of_ones_own_are_right_in_any_mode(mode):
+    env = make(wrapped(mode).unwrapped, autoreset="same_step").with_wrappers(RecordEpisodeStatistics(buffer_length=6))
+    env, _ = rollout(env, np.ones((14, 2), np.float32))
+    assert sorted(env.wrappers[0].length_queue.tolist()) == [3, 3, 3, 3, 7, 7]
+    assert sorted(env.wrappers[0].return_queue.tolist()) == [63, 63, 63, 63, 287, 287]
 
 
 # ---------------------------------------------------------------- what is refused
@@ -274,6 +354,20 @@ def test_other_vmaps_are_refused():
             ValueError,
             "shared_memory=False.* resets twice",
         ),
+        *[
+            (
+                lambda case=case: make(wrapped(case[0]), autoreset=case[1]),
+                ValueError,
+                "RecordEpisode.* takes the reset of",
+            )
+            for case in [("NextStep", "same_step"), ("Disabled", "same_step"), ("Disabled", None)]
+        ],
+        (
+            lambda: make(count_envs(), info_keys="steps"),
+            ValueError,
+            r"info_keys='steps': pass several names, \['steps'\]",
+        ),
+        (lambda: make("CartPole-v1", 2, seed=(1, None)), ValueError, "pass an integer from 0"),
         (
             lambda: make(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, batch_size=2)),
             ValueError,

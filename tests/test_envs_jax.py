@@ -104,6 +104,13 @@ def test_seeds():
     each = env.reset(seed=np.array([4, 9, 4]))[1].obs[:, 0]  # per environment
     assert each[0] == each[2] != each[1]
     assert equal(env.reset(seed=2**32 - 1)[1], env.reset(seed=2**32 - 1)[1])
+    both = make(seed=(2**31 + 5, 2**32 - 1))
+    assert equal(jax.vmap(lambda env: env.reset()[1].obs)(both)[1], env.reset(seed=2**32 - 1)[1].obs)
+    for call in (both.reset, lambda: both.reset(seed=1)):
+        with pytest.raises(ValueError, match=r"env has the leading axes \(2,\): use it under vmap over the seeds"):
+            call()
+    with pytest.raises(ValueError, match="2 seeds for 3 environments: pass one for each, or one for all"):
+        env.reset(seed=[1, 2])
 
 
 def test_many_seeds_under_vmap_are_each_seed_alone():
@@ -170,18 +177,39 @@ def test_bad_environments():
     class Misshapen(Count):
         observation_space = Box(0, 1, (3,))
 
+    class Fractional(Count):
+        observation_space = Box(0, 255, (2,), np.uint8)
+
     with pytest.raises(TypeError, match="each step changes the types of the state"):
         jax_envs.make(Growing(), 2).reset()
     with pytest.raises(TypeError, match=r"the states of reset and step differ in \['noise'\]: return the same in both"):
         jax_envs.make(Forgetful(), 2).reset()
     with pytest.raises(TypeError, match=r"JaxBackend returns obs float32\(2, 2\) instead of float32\(2, 3\)"):
         jax_envs.make(Misshapen(), 2).reset()
+    with pytest.raises(TypeError, match="observations are float32, their space says uint8: make both the same"):
+        jax_envs.make(Fractional(), 2).reset()
     with pytest.raises(ValueError, match="PendulumFunctional is no JaxEnv: pass one of BraxEnv"):
         jax_envs.make(PendulumFunctional(), 2)
     with pytest.raises(ValueError, match="reset is next"):
         make().step(jnp.zeros(3))
     with pytest.raises(ValueError, match=r"actions are float32\(2,\), the environment takes float32\(3,\)"):
         make().reset()[0].step(jnp.zeros(2))
+
+
+def test_whole_numbers_of_another_size_and_pythons_are_cast():
+    class Whole(Count):
+        observation_space = Box(0, 255, (), np.uint8)
+
+        def reset(self, key):
+            return super().reset(key)[0], 0
+
+        def step(self, state, action, key):
+            state, timestep = super().step(state, action, key)
+            return state, timestep.replace(obs=state["count"])
+
+    _, timestep = steps(jax_envs.make(Whole(), 2), np.zeros((3, 2), np.float32))
+    np.testing.assert_array_equal(timestep.obs[:, 0], [0, 1, 2, 3])
+    assert timestep.obs.dtype == np.uint8
 
 
 def test_two_devices():
@@ -296,6 +324,19 @@ def test_brax_dict_observations_and_no_limit():
     _, timestep = steps(flat, np.ones((1200, 2, 1), np.float32))
     assert not timestep.done.any()  # by default it ends after 1000
     assert env.max_episode_steps == 1000
+
+
+@pytest.mark.parametrize("backend", ["positional", "generalized", "mjx"])
+def test_brax_has_other_physics(backend):
+    env = jax_envs.make(jax_envs.BraxEnv("inverted_pendulum", backend=backend), 2, seed=1, autoreset="same_step")
+    step = jax.jit(lambda env, action: env.step(action))
+    env, timestep = env.reset()
+    for _ in range(3):
+        before = timestep.obs
+        env, timestep = step(env, jnp.full((2, 1), 0.5))
+        assert timestep.obs.shape == (2, 4) and timestep.reward.shape == (2,)
+        assert np.isfinite(timestep.obs).all() and (timestep.obs != before).any(axis=1).all()
+    assert step._cache_size() == 1
 
 
 def test_brax_misuse(pendulum):

@@ -16,7 +16,7 @@ from envs_toys import ACTIONS, TABLES, CountEnv, CountJaxEnv
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from cleanrl_utils.envs import gymnasium_callback, jax_envs
+from cleanrl_utils.envs import envpool_xla, gymnasium_callback, jax_envs
 from cleanrl_utils.envs.to_gymnasium import GymnasiumEnv, GymnasiumVectorEnv, to_tensorflow
 from cleanrl_utils.envs.wrappers import NormalizeObservation, RecordEpisodeStatistics
 
@@ -122,6 +122,8 @@ def test_wrappers_come_along():
 
 def test_render_and_close():
     envs = make_envs(render_mode="rgb_array")
+    with pytest.raises(ValueError, match="no episodes yet: reset is next"):
+        envs.render()
     envs.reset(seed=1)
     steps(envs, ACTIONS[:2])
     frames = envs.render()
@@ -131,6 +133,41 @@ def test_render_and_close():
     assert envs.closed and envs.env.backend.env.is_closed
     with pytest.raises(ValueError, match="render_mode='human': pass 'rgb_array' or None"):
         make_envs(render_mode="human")
+    assert make_envs(env=CountJaxEnv).metadata["render_modes"] == []
+    with pytest.raises(ValueError, match="render_mode='rgb_array': pass None, or environments that draw"):
+        make_envs(env=CountJaxEnv, render_mode="rgb_array")
+
+
+class DrawnEnv(CountEnv):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}
+
+    def render(self):
+        return np.full((4, 6, 3), self.steps, np.uint8)
+
+
+def gymnasium_envs(kind=DrawnEnv, render_mode="rgb_array"):
+    envs = SyncVectorEnv([lambda: kind(3, render_mode=render_mode)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    return gymnasium_callback.make(envs)
+
+
+def test_other_back_ends_are_seen():
+    envs = GymnasiumVectorEnv(gymnasium_envs(), render_mode="rgb_array")
+    envs.reset(seed=1)
+    steps(envs, ACTIONS[:1])
+    assert [frame.max() for frame in envs.render()] == [1, 1] and envs.metadata["render_fps"] == 12
+    envs = envpool_xla.make("CartPole-v1", 2, seed=1, render_mode="rgb_array")
+    envs = GymnasiumVectorEnv(envs, render_mode="rgb_array")
+    envs.reset()
+    first, second = envs.render()
+    assert first.shape == second.shape == (400, 600, 3) and (first != second).any()
+    for env in (gymnasium_envs(CountEnv, None), envpool_xla.make("CartPole-v1", 2)):
+        with pytest.raises(ValueError, match="pass None, or environments that draw"):
+            GymnasiumVectorEnv(env, render_mode="rgb_array")
+
+
+def test_a_reset_of_some_is_refused():
+    with pytest.raises(ValueError, match="reset themselves, and `reset` all of them: leave reset_mask out"):
+        make_envs().reset(options={"reset_mask": np.array([True, False])})
 
 
 def test_other_back_ends_too():

@@ -1,11 +1,15 @@
 """The library's wrappers against Gymnasium's, in NumPy, JAX and torch, on streams with every kind of episode end."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import flax
 import gymnasium as gym
 import hypothesis.extra.numpy as hnp
 import jax
@@ -611,6 +615,29 @@ def test_frozen_statistics_are_restored_and_stay(kind, wrapper):
         play(type(wrapper)(training=False), stream)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("wrapper", [NormalizeObservation, NormalizeReward])
+@pytest.mark.parametrize("shape", [(3,), (1,)])
+def test_statistics_of_other_shapes_are_refused(wrapper, shape, training):
+    """They would be broadcast."""
+    stats = RunningMeanStd.create(np.zeros(shape, np.float32))
+    with pytest.raises(ValueError, match=rf"the statistics are of .*s \[{shape[0]}\], one .* is \[2?\]: pass its own"):
+        play(wrapper(stats, training=training), example_stream("next_step"))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "jax"])
+def test_wrappers_are_saved_and_restored(kind):
+    """By msgpack, into wrappers that were reset: before, there is nothing to tell the types by."""
+    stream, wrappers = example_stream("next_step"), Compose(all_wrappers())
+    played, _ = play(wrappers, stream, kind)
+    like, _ = wrappers.reset(stream.timestep(0, converter(kind)))
+    restored = flax.serialization.from_bytes(like, flax.serialization.to_bytes(played))
+    assert jax.tree.structure(restored) == jax.tree.structure(played)
+    jax.tree.map(np.testing.assert_array_equal, restored, played)
+    after, expected = (wrapper.recv(stream.timestep(1, converter(kind))) for wrapper in (restored, played))
+    jax.tree.map(np.testing.assert_array_equal, after, expected)
+
+
 @kinds
 def test_a_reset_in_between_keeps_the_statistics_and_starts_new_episodes(kind):
     stream = example_stream("next_step")
@@ -706,16 +733,15 @@ def test_lanes_under_vmap_are_those_alone(autoreset):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), lane, alone)
 
 
-@pytest.mark.parametrize("axis", ["vmap", "shard_map"])
-@autoresets
-def test_statistics_of_several_devices_are_those_of_all_environments(axis, autoreset):
+def check_statistics_of_devices(axis, autoreset):
+    """Each device has one of the environments."""
     stream = example_stream(autoreset)
     wrapper = Compose((NormalizeReward(), NormalizeObservation()))
     split = Compose((NormalizeReward(axis_name="devices"), NormalizeObservation(axis_name="devices")))
     together = jax.tree.map(jnp.asarray, (stream.timestep(0), stream.timestep(slice(1, None))))
     expected, _, expected_steps = scan(wrapper, *together)
     first, rest = together
-    if axis == "vmap":  # each device has one of the environments
+    if axis == "vmap":
         rest = jax.tree.map(lambda x: x.swapaxes(0, 1)[:, :, None], rest)
         one = jax.vmap(partial(scan, split), axis_name="devices")
         played, _, timesteps = one(jax.tree.map(lambda x: x[:, None], first), rest)
@@ -723,7 +749,7 @@ def test_statistics_of_several_devices_are_those_of_all_environments(axis, autor
         obs = timesteps.obs[:, :, 0].swapaxes(0, 1)
         jax.tree.map(lambda x: np.testing.assert_array_equal(x[0], x[1]), [x.stats for x in played.wrappers])
     else:
-        mesh = Mesh(jax.devices()[:1], ("devices",))
+        mesh = Mesh(jax.devices(), ("devices",))
 
         def one(first, rest):
             played, _, timesteps = scan(split, first, rest)
@@ -736,6 +762,27 @@ def test_statistics_of_several_devices_are_those_of_all_environments(axis, autor
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(close, stats, [wrapper.stats for wrapper in expected.wrappers])
     close(obs, expected_steps.obs)
+
+
+@autoresets
+def test_statistics_of_lanes_are_those_of_all_environments(autoreset):
+    check_statistics_of_devices("vmap", autoreset)
+
+
+DEVICES = """
+import jax
+jax.config.update("jax_num_cpu_devices", 3)
+from test_envs_wrappers import MODES, NUM_ENVS, check_statistics_of_devices
+assert len(jax.devices()) == NUM_ENVS
+for autoreset in MODES:
+    check_statistics_of_devices("shard_map", autoreset)
+"""
+
+
+def test_statistics_of_devices_are_those_of_all_environments():
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    result = subprocess.run([sys.executable, "-c", DEVICES], env=environ, timeout=300, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 # ---------------------------------------------------------------- the script's

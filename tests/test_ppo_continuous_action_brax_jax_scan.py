@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import flax
 import jax
@@ -61,7 +62,7 @@ class Counting:
 
     def reset(self, rng):
         number = jax.random.normal(rng)
-        return State(number, jnp.stack([number, 0.0]), 0, 0.0, {}, {})  # the reward is of another type than a step's
+        return State(number, jnp.stack([number, 0.0]), 0.0, 0.0, {}, {})  # weak types, which a step has not
 
     def step(self, state, action):
         count = state.obs[1] + 1
@@ -112,6 +113,9 @@ def test_one_call_is_so_many_iterations_and_compiled_once():
 
 
 def test_a_run_that_is_stopped_and_goes_on_is_the_one_that_was_not(monkeypatch):
+    # Its starts are random, Brax's "fast" has but one: all keys have to go on.
+    brax_envs = SimpleNamespace(_envs=["fast"], get_environment=lambda *_, **__: Counting())
+    monkeypatch.setattr(ppo, "brax_envs", lambda: brax_envs)
     ppo.main(replace(ARGS, exp_name="whole"))
     (whole,) = Path("runs").glob("*__whole__*")
 
@@ -151,6 +155,21 @@ def test_an_evaluation_is_the_same_in_each_process(capfd):
     returns, lengths = evaluate(str(path), ppo)
     assert f"return {returns.mean():.1f} ± {returns.std():.1f}" in capfd.readouterr().out
     assert (lengths == 10).all()
+
+
+def test_the_agent_is_seen_by_one_renderer():
+    pytest.importorskip("mujoco")
+    args = replace(ARGS, env_id="inverted_pendulum", capture_video=True)
+    env = ppo.make_env(args, evaluation=True)
+    env, _ = env.reset()
+    first = env.render()
+    state = env.episodes.state
+    moved = state.replace(pipeline_state=state.pipeline_state.replace(q=state.pipeline_state.q + 0.5))
+    second = env.replace(episodes=env.episodes.replace(state=moved)).render()
+    assert first.shape == (480, 640, 3) and first.dtype == np.uint8 and (first != second).any()
+    assert ppo.make_renderer.cache_info().misses == 1
+    env.close()
+    assert ppo.make_renderer.cache_info().currsize == 0
 
 
 def test_when_evaluations_are_due(monkeypatch):

@@ -46,13 +46,37 @@ class Counting(gym.Env):
         assert action.shape == (2,) and action.dtype == np.float32 and self.action_space.contains(action)
         self.count += 1
         if self.count == self.raises_at:
-            raise ArithmeticError("the world ended")
+            raise ArithmeticError("the world ended\n  with a bang\nor two")
         is_short = self.count == 3 and action[0] > 0
         return {"step": np.array([float(self.count)]), "action": action}, 1.0, self.count == 5, is_short, {}
 
 
+class Plain(gym.Env):
+    """As short as Gymnasium allows: no arguments, no pictures. Ends after a step."""
+
+    observation_space = action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return action, 1.0, True, False, {}
+
+
+class Unready(Plain):
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no licence\nfor it")
+
+
+class Pair(Plain):
+    observation_space = gym.spaces.Tuple([Plain.observation_space] * 2)
+
+
 gym.register("Counting-v0", Counting)
 gym.register("Raising-v0", partial(Counting, raises_at=2))
+for toy in (Plain, Unready, Pair):
+    gym.register(f"{toy.__name__}-v0", toy)
 
 
 def rolled_out(*lanes):
@@ -119,17 +143,26 @@ def test_a_run_can_be_watched_and_gone_on_with(capfd):
     assert env.wrappers[1].stats.count == pytest.approx(5 * 64 + 8, abs=0.01)  # a second start, with new episodes
 
 
-def test_an_environment_that_raises_ends_the_training_with_a_line(capfd):
+@pytest.mark.parametrize(
+    "env_id, line",
+    [
+        ("Raising-v0", "error: the training failed: ArithmeticError: the world ended with a bang or two"),
+        ("Unready-v0", "error: the environments can't be reset: RuntimeError: no licence for it"),
+    ],
+)
+def test_an_environment_that_raises_ends_the_training_with_a_line(env_id, line, capfd):
     with pytest.raises(SystemExit) as ended:
-        ppo.main(replace(ARGS, env_id="Raising-v0"))
-    assert ended.value.code == 1
-    assert capfd.readouterr().err.splitlines()[-1] == "error: the training failed: ArithmeticError: the world ended"
+        ppo.main(replace(ARGS, env_id=env_id))
+    assert (ended.value.code, capfd.readouterr().err.splitlines()[-1]) == (1, line)
 
 
 @pytest.mark.parametrize(
     "changes, words",
     [
         ({"env_id": "Hoper-v5"}, "Did you mean: `Hopper`"),
+        ({"env_id": "Pendulum"}, "give Pendulum-v1"),
+        ({"env_id": "Hopper-v3"}, "Hopper-v3"),
+        ({"env_id": "Pair-v0"}, "returns Tuple(Box(-1.0, 1.0, (1,), float32), "),
         ({"env_id": "no_such_module:Env-v0"}, "No module named 'no_such_module'"),
         ({"env_id": "CartPole-v1"}, "needs a Box, and cleanrl/ppo_envpool_xla_jax_scan.py serves EnvPool's"),
         ({"env_id": "CarRacing-v3"}, "CarRacing-v3"),
@@ -170,6 +203,36 @@ def test_ctrl_c_on_a_terminal_ends_a_run_with_processes_orderly(tmp_path):
     while any(worker.is_running() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(worker.is_running() for worker in workers)
+
+
+def test_an_environment_without_pictures_is_trained_and_evaluated(capfd):
+    pytest.importorskip("imageio_ffmpeg")
+    ppo.main(replace(ARGS, env_id="Plain-v0", capture_video=True))
+    out, err = capfd.readouterr()
+    assert err == "no video: the environment has no render mode rgb_array\n"
+    assert "evaluation  return 1.0 ± 0.0, length 1 " in out
+
+
+def test_environments_are_closed_after_an_evaluation(monkeypatch):
+    made = []
+    make_env = ppo.make_env
+    monkeypatch.setattr(ppo, "make_env", lambda *lanes, **more: made.append(make_env(*lanes, **more)) or made[-1])
+    ppo.main(ARGS)
+    (model_path,) = map(str, Path("runs").rglob("*.cleanrl_model"))
+    evaluate(model_path, ppo)
+    assert [env.envs.closed for env in made] == [True] * 3  # the training's, its evaluation's, and the later one's
+
+
+def test_a_signal_while_the_processes_start_is_not_lost():
+    received = []
+    handler = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+    try:
+        with ppo.for_worker_processes():
+            signal.raise_signal(signal.SIGTERM)
+            assert not received
+        assert received
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def test_the_video_is_of_the_first_environment(monkeypatch):

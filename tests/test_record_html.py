@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -561,6 +562,37 @@ def test_video_is_found_picture_by_picture(browser, video_page):
     assert browser.faults() == []
 
 
+PLAY = """
+env.reset()
+for _ in range(20):
+    env.step(env.action_space.sample())
+env.close()
+"""
+PLAY_EACH = PLAY.replace("sample()", "sample()[None].repeat(8, 0)").replace("env.", "envs.")
+
+
+@pytest.mark.parametrize(
+    "block, then",
+    list(enumerate([PLAY, PLAY, PLAY_EACH, "", ""])),
+    ids=["frames", "poses", "envpool", "brax", "brax_loop"],
+)
+def test_the_pages_that_the_documentation_makes_play(block, then, browser, tmp_path):
+    """Gymnasium's MuJoCo by frames and by poses, EnvPool's, an episode of Brax, and a compiled loop."""
+    pytest.importorskip("brax")
+    page = (Path(__file__).parents[1] / "docs/envs/record_html.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[block]
+    code = re.sub(r"\b(1000|500)\b", "20", code)  # steps
+    code = re.sub(r'"(ant|hopper)", backend', '"inverted_pendulum", backend', code)  # it compiles in half the time
+    environ = {**os.environ, "MUJOCO_GL": "egl", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", code + then]
+    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    browser.open(min(tmp_path.rglob("*.html")), "#t=2")
+    browser.wait_for("document.getElementById('step').textContent === '2'")
+    assert float(browser.text("length")) > 2 and browser.text("problem") == ""
+    assert browser.faults() == []
+
+
 @pytest.mark.parametrize("kind", ["video_page", "scene_page"])
 def test_play_and_pause(kind, browser, request):
     browser.open(request.getfixturevalue(kind))
@@ -588,6 +620,19 @@ def test_play_and_pause(kind, browser, request):
     browser("Input.dispatchKeyEvent", type="keyDown", key=" ", text=" ")
     browser.wait_for(f"{step} > {middle} + 2")
     assert browser.faults() == []
+
+
+@pytest.mark.parametrize(
+    "largest, ticks", [(170_000, "0 50000 1e+5 1.5e+5"), (0.0017, "0 5e-4 0.001 0.0015"), (17, "0 5 10 15")]
+)
+def test_the_chart_says_where_its_lines_are(browser, tmp_path, largest, ticks):
+    episode = EpisodeHTML(str(tmp_path / "page.html"), "Rewards", FPS, ONE_BODY)
+    for reward in (None, largest / 2, largest):
+        episode.add(np.float32([[0, 0, 0, 1, 0, 0, 0]]), reward)
+    episode.save("truncated")
+    browser.open(tmp_path / "page.html")
+    shown = "[...document.querySelectorAll('#ticks text[text-anchor=end]')].map(x => x.textContent).join(' ')"
+    assert browser.evaluate(shown) == f"{ticks} step"
 
 
 def test_scene_is_drawn(browser, scene_page):

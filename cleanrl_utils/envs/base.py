@@ -29,11 +29,12 @@ What a step means does not depend on the back end:
 - Floats are float32. Integers are what they are, 32 bits at most. The spaces tell: they are Gymnasium's, with the
   dtypes that arrays have here.
 
-A new back end is a subclass of `Backend`; `VectorEnv(backend, state)` does the rest. The smallest one is `CountBackend`
-in tests/envs_toys.py; one more entry in tests/test_envs_conformance.py holds it to the above.
+A new back end is a subclass of `Backend`; `VectorEnv(backend, Fresh(state))` does the rest. The smallest one is
+`CountBackend` in tests/envs_toys.py; one more entry in tests/test_envs_conformance.py holds it to the above.
 """
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import flax
@@ -125,6 +126,8 @@ class Backend:
     single_observation_space: gym.Space  # one environment's, with outward dtypes, see `spaces.outward_space`
     single_action_space: gym.Space
     autoreset: str  # one of AUTORESETS
+    can_render: bool = False
+    render_fps: float = 30.0
 
     def reset(self, state, seed) -> tuple[Any, TimeStep]:
         """New episodes; with a seed (an int) they and all that follow are those of that seed, with None they go on."""
@@ -139,8 +142,19 @@ class Backend:
     def recv(self, state) -> tuple[Any, TimeStep]:
         return self.step(*state)
 
+    def render(self, state, i: int) -> np.ndarray:
+        """A picture of environment i, uint8 [height, width, 3]."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Ends what the environments hold outside of their state, like processes and windows."""
+
+
+@flax.struct.dataclass
+class Fresh:
+    """The state of environments before their first `reset`."""
+
+    state: Any
 
 
 @flax.struct.dataclass
@@ -189,7 +203,8 @@ class VectorEnv:
         """Starts new episodes everywhere, with a seed those of that seed; the wrappers keep their statistics."""
         if isinstance(self.state, Sent):
             raise ValueError("these environments were sent actions: recv is next")
-        state, timestep = self.backend.reset(self.state, seed)
+        state = self.state.state if isinstance(self.state, Fresh) else self.state
+        state, timestep = self.backend.reset(state, seed)
         check_timestep(self.backend, timestep)
         wrappers, timestep = outwards(self.wrappers, "reset", timestep)
         return self.replace(state=strong(state), wrappers=wrappers), strong(timestep)
@@ -198,6 +213,8 @@ class VectorEnv:
         """Hands the actions, [num_envs, ...], over; `recv` is to follow. What is between may run beside the steps."""
         if isinstance(self.state, Sent):
             raise ValueError("these environments were sent actions already: recv is next")
+        if isinstance(self.state, Fresh):
+            raise ValueError("these environments have no episodes yet: reset is next")
         wrappers, action = inwards(self.wrappers, action)
         state = self.backend.send(self.state, check_action(self.backend, action))
         return self.replace(state=Sent(state), wrappers=wrappers)
@@ -253,6 +270,30 @@ class FlattenedBackend(Backend):
         self.backend.close()
 
 
+def check_name(name: str, names: Iterable[str], library: str) -> None:
+    """Raises ValueError, with the closest ones, for a name that is none of the library's."""
+    names = list(names)
+    if name not in names:
+        close = difflib.get_close_matches(name, names) or names[:20] + ["..."] * (len(names) > 20)
+        raise ValueError(f"{library} has no environment {name!r}: did you mean {', '.join(close)}?")
+
+
+def check_seed(seed):
+    """The seed, or an array of them, as uint32; raises ValueError for other numbers, of traced ones for floats only.
+
+    JAX would take them modulo 2**32, so that different ones would be the same.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(seed)):
+        seeds = jnp.asarray(seed)
+        fits = jnp.issubdtype(seeds.dtype, jnp.integer)
+    else:
+        seeds = np.asarray(seed, object)
+        fits = all(isinstance(x, int | np.integer) and 0 <= x < 2**32 for x in seeds.flat)
+    if not fits:
+        raise ValueError(f"seed={seed}: pass an integer from 0 to {2**32 - 1}, or several")
+    return seeds.astype(np.uint32)
+
+
 def independent_seeds(seeds: Sequence[int], n: int) -> np.ndarray:
     """n seeds for environments of each seed, [num_seeds, n], of 31 bits, such that no two seeds share a stream.
 
@@ -269,8 +310,8 @@ def for_one_seed(function: Callable, num_seeds: int) -> Callable:
     """
 
     def call(token, x):
-        token, y = function(token, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), x))
-        return token, jax.tree.map(lambda y: y.reshape(num_seeds, -1, *y.shape[1:]), y)
+        token, y = function(token, jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), x))
+        return token, jax.tree.map(lambda y: y.reshape(num_seeds, y.shape[0] // num_seeds, *y.shape[1:]), y)
 
     @jax.custom_batching.custom_vmap
     def alone(token, x):  # traced for its types before each vmap

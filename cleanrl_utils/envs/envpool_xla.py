@@ -39,8 +39,11 @@ from cleanrl_utils.envs.base import (
     AUTORESETS,
     Backend,
     FlattenedBackend,
+    Fresh,
     TimeStep,
     VectorEnv,
+    check_name,
+    check_seed,
     for_one_seed,
     independent_seeds,
 )
@@ -80,8 +83,9 @@ def make(
     Different seeds share no stream of random numbers. `info_keys` names entries of EnvPool's info, [num_envs, ...],
     that `timestep.info` is to hold. Raises ValueError for names, sizes and environments that don't fit.
     """
+    check_name(env_id, envpool.list_all_envs(), "EnvPool")
     check_arguments(autoreset, num_envs)
-    seeds = [seed] if np.ndim(seed) == 0 else list(seed)
+    seeds = np.atleast_1d(check_seed(seed)).tolist()
     env_seeds = independent_seeds(seeds, num_devices * num_envs).reshape(len(seeds), num_devices, num_envs)
     pools = [
         envpool.make(
@@ -98,7 +102,7 @@ def make(
     backend = EnvPoolXla(pools, autoreset, info_keys, len(seeds))
     axes = (num_devices,) * (num_devices > 1) + (len(seeds),) * (np.ndim(seed) > 0)
     token = jnp.broadcast_to(backend.token, (*axes, *backend.token.shape))
-    return VectorEnv(FlattenedBackend(backend) if flatten_obs else backend, token)
+    return VectorEnv(FlattenedBackend(backend) if flatten_obs else backend, Fresh(token))
 
 
 def from_pool(pool, *, flatten_obs: bool = False, info_keys: Sequence[str] = ()) -> VectorEnv:
@@ -116,7 +120,7 @@ def from_pool(pool, *, flatten_obs: bool = False, info_keys: Sequence[str] = ())
     if pool.is_async and pool.config["batch_size"] != 1:
         raise ValueError(f"batch_size={pool.config['batch_size']} of {len(pool)}: make the pool with 1, or all")
     backend = EnvPoolXla([pool], "same_step" if pool.is_async else "next_step", info_keys, num_seeds=1)
-    return VectorEnv(FlattenedBackend(backend) if flatten_obs else backend, backend.token)
+    return VectorEnv(FlattenedBackend(backend) if flatten_obs else backend, Fresh(backend.token))
 
 
 def check_arguments(autoreset: str, num_envs: int) -> None:
@@ -144,6 +148,7 @@ class EnvPoolXla(Backend):
         self.autoreset = autoreset
         self.single_observation_space = outward_space(mended_space(pool.observation_space))
         self.single_action_space = outward_space(pool.action_space)
+        self.can_render = pool.render_mode == "rgb_array"
         tokens, *functions = zip(*(xla_functions(pool, autoreset, info_keys) for pool in pools), strict=True)
         self.token = tokens[0]
         # Compiled by themselves, too, or steps outside of compiled code would be compiled anew each time.
@@ -161,6 +166,9 @@ class EnvPoolXla(Backend):
 
     def recv(self, token):
         return self._recv(token, ())
+
+    def render(self, token, i: int) -> np.ndarray:
+        return self.pools[0].render(env_ids=[i])[0]
 
     def _checked(self, token):
         if token.shape != self.token.shape:

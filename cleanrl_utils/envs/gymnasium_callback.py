@@ -17,6 +17,8 @@ Where it differs from the other back ends:
 - A step costs 0.2 ms more than a plain loop's. By `python benchmark/envs_callback.py` the speed of one times 0.4 for
   16 CartPoles and 0.8 for Hoppers with actions that are given, and times 0.7 and 1.0 with those of a small policy in
   JAX, which the plain loop has to call for each step. It works on one device; a GPU is handed each observation.
+- Gymnasium's own vector wrappers take the reset of one environment for one of all. They are served around environments
+  that reset themselves; for other ones, which `same_step` has to reset, there is `env.with_wrappers`.
 - Entries of `info` that `info_keys` names are those of the step that was taken: at an episode's end, the last ones.
 
 Many seeds: `make(env_id, ..., seed=(1, 2, 3))` has environments for each, and is one `env` with the leading axis
@@ -40,12 +42,14 @@ from cleanrl_utils.envs.base import (
     AUTORESETS,
     Backend,
     FlattenedBackend,
+    Fresh,
     TimeStep,
     VectorEnv,
+    check_seed,
     for_one_seed,
     independent_seeds,
 )
-from cleanrl_utils.envs.spaces import batch_type, map_space, outward_space
+from cleanrl_utils.envs.spaces import batch_type, check_dtype, map_space, outward_space
 
 NATIVE = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP}
 
@@ -68,13 +72,14 @@ def make(
     The first `reset` is with `seed`, with None for streams that never come again; different seeds share no stream.
     Without `autoreset` an id's environments, and such as have no reset of their own, are reset in the same step, and
     others as they are. `info_keys` names numbers in the environments' info that `timestep.info` is to hold as float32
-    [num_envs], nan where an environment had none; or it maps names to the types of other arrays, of one environment.
+    [num_envs], nan where an environment had none (everywhere, for a misspelt one), "episode/r" those of a dict inside;
+    or it maps names to the types of other arrays, of one environment.
     For an id are `vectorization_mode`, "sync" or "async" (a process for each environment), `vector_kwargs`, of
     Gymnasium's SyncVectorEnv or AsyncVectorEnv, and `kwargs`, of `gym.make`. The processes are forked where that is
     Python's way: environments that use JAX themselves need vector_kwargs={"context": "forkserver"}.
     Raises ValueError or TypeError, with what to pass, for what can't be served.
     """
-    seeds = [seed] if np.ndim(seed) == 0 else list(seed)
+    seeds = [None] if seed is None else np.atleast_1d(check_seed(seed)).tolist()
     if autoreset not in (None, *AUTORESETS):
         raise ValueError(f"autoreset={autoreset!r}: pass one of {', '.join(map(repr, AUTORESETS))}, or None")
     if isinstance(envs, str):
@@ -97,7 +102,7 @@ def make(
     token = jnp.zeros((len(seeds),) * (np.ndim(seed) > 0), jnp.uint32)
     if flatten_obs or flatten_action:
         backend = FlattenedBackend(backend, flatten_obs, flatten_action)
-    return VectorEnv(backend, token)
+    return VectorEnv(backend, Fresh(token))
 
 
 def as_vector_env(envs, num_envs: int | None, num_seeds: int, autoreset: str | None):
@@ -128,6 +133,11 @@ def serve_autoreset(envs, autoreset: str | None) -> str:
             f"them with autoreset_mode=AutoresetMode.NEXT_STEP"
         )
     autoreset = autoreset or ("next_step" if mode == AutoresetMode.NEXT_STEP else "same_step")
+    if autoreset == "same_step" and mode != AutoresetMode.SAME_STEP and envs is not envs.unwrapped:
+        raise ValueError(
+            f"{type(envs).__name__} takes the reset of one environment for one of all: make the environments with "
+            f"autoreset_mode=AutoresetMode.SAME_STEP, or pass envs.unwrapped, and the wrappers to env.with_wrappers"
+        )
     in_pipes = isinstance(envs.unwrapped, AsyncVectorEnv) and not envs.unwrapped.shared_memory
     if autoreset == "same_step" and mode == AutoresetMode.NEXT_STEP and in_pipes:
         raise ValueError(
@@ -154,9 +164,13 @@ class GymnasiumCallback(Backend):
         self.native_mode = AutoresetMode(envs.metadata["autoreset_mode"])
         self.single_observation_space = outward_space(envs.single_observation_space)
         self.single_action_space = outward_space(envs.single_action_space)
+        if isinstance(info_keys, str):
+            raise ValueError(f"info_keys={info_keys!r}: pass several names, [{info_keys!r}]")
         number = jax.ShapeDtypeStruct((), np.float32)
         self.info_types = dict(info_keys) if isinstance(info_keys, Mapping) else dict.fromkeys(info_keys, number)
         self.seeds = seeds
+        self.can_render = getattr(envs, "render_mode", None) == "rgb_array" and not self.is_envpool
+        self.render_fps = envs.metadata.get("render_fps", self.render_fps)
         self.num_calls, self.must_reset = 0, True
         self._reset, self._reset_each, self._step = (
             partial(self._call, function, for_one_seed(partial(self._callback, function), len(seeds)))
@@ -167,7 +181,7 @@ class GymnasiumCallback(Backend):
         """With a seed for all, or with [num_envs] of them, which the environments then get as they are."""
         if seed is None:
             return self._reset(token, ())
-        seed = jnp.asarray(seed, jnp.uint32)
+        seed = jnp.asarray(check_seed(seed))
         if self.is_envpool or (seed.ndim and not self.has_seed_each):
             how = "when it is made, not at reset" if self.is_envpool else "for all of its environments at once"
             raise ValueError(f"{type(self.envs.unwrapped).__name__} takes its seed {how}")
@@ -175,6 +189,9 @@ class GymnasiumCallback(Backend):
 
     def step(self, token, action):
         return self._step(token, action)
+
+    def render(self, token, i: int) -> np.ndarray:
+        return self.envs.render()[i]
 
     def close(self):
         self.envs.close()
@@ -223,7 +240,8 @@ class GymnasiumCallback(Backend):
 
     def _step_on_host(self, token, action):
         with self._one_call(token):
-            action = map_space(lambda leaf, x: np.asarray(x, leaf.dtype), self.envs.single_action_space, action)
+            # Copies, for an environment may write to its action.
+            action = map_space(lambda leaf, x: np.array(x, leaf.dtype), self.envs.single_action_space, action)
             obs, reward, terminated, truncated, infos = self.envs.step(action)
             obs, terminated = self._copy(obs), np.array(terminated, bool)
             truncated = np.asarray(truncated, bool) & ~terminated
@@ -256,7 +274,7 @@ class GymnasiumCallback(Backend):
         """The observations as they are outside; raises ValueError if their shapes are not their space's."""
 
         def copy(leaf, x):
-            x = np.array(x, leaf.dtype)
+            x = cast(leaf, x)
             if x.shape != (self.envs.num_envs, *leaf.shape):
                 raise ValueError(f"observations are {x.shape}, their space says {(self.envs.num_envs, *leaf.shape)}")
             return x
@@ -269,13 +287,16 @@ class GymnasiumCallback(Backend):
             final = self._copy(obs)
             for i in np.flatnonzero(done):
                 map_space(
-                    lambda _, x, one, i=i: put(x, i, one), self.single_observation_space, final, infos["final_obs"][i]
+                    lambda leaf, x, one, i=i: put(x, i, cast(leaf, one)),
+                    self.single_observation_space,
+                    final,
+                    infos["final_obs"][i],
                 )
             return obs, final
         reset_obs, _ = self.envs.reset(options={"reset_mask": done.copy()})
 
         def first(leaf, x, new):
-            new = np.asarray(new, leaf.dtype)
+            new = cast(leaf, new)
             if len(new) == len(done):  # EnvPool returns only those that were reset
                 if not np.array_equal(new[~done], x[~done], equal_nan=True):
                     raise ValueError(
@@ -298,15 +319,45 @@ class GymnasiumCallback(Backend):
                 (len(done), *one.shape), np.nan if np.issubdtype(one.dtype, np.floating) else 0, one.dtype
             )
             for source, where in ((infos, ~done if final else True), (final, done)):
-                if name in source:
-                    there = where & source.get(f"_{name}", np.ones(len(done), bool))
-                    info[name][there] = np.asarray(source[name])[there]
+                entry, there = look_up(source, name)
+                if isinstance(entry, Mapping):
+                    inside = ", ".join(repr(f"{name}/{key}") for key in entry if not key.startswith("_"))
+                    raise ValueError(f"info_keys={name!r}: this entry is a dict, pass {inside}")
+                if entry is not None:
+                    there = np.broadcast_to(where & there, len(done))
+                    info[name][there] = np.asarray(entry)[there]
         return info
+
+
+def look_up(infos: Mapping[str, Any], name: str):
+    """The entry of that name, with "a/b" that of the dict "a", and the mask of where there is one; None without."""
+    there = infos.get(f"_{name}", True)
+    if name in infos or "/" not in name:
+        return infos.get(name), there
+    name, _, rest = name.partition("/")
+    inside = infos.get(name)
+    entry, there = look_up(inside, rest) if isinstance(inside, Mapping) else (None, True)
+    return entry, there & infos.get(f"_{name}", True)
+
+
+def cast(leaf: gym.Space, x) -> np.ndarray:
+    """A copy with the dtype of the space; raises TypeError or ValueError where it would be other numbers."""
+    x = np.asarray(x)
+    check_dtype(x.dtype, leaf.dtype)
+    y = x.astype(leaf.dtype)
+    if x.dtype.kind in "iu" and leaf.dtype.kind in "iu" and not np.can_cast(x.dtype, leaf.dtype) and (x != y).any():
+        raise ValueError(f"observations of {x.min()} to {x.max()} don't fit {leaf.dtype}, which their space says")
+    return y
 
 
 def pack(leaves: Sequence[jax.Array]) -> jax.Array:
     """The bytes of all arrays in one, since each that a callback takes costs it 0.1 ms."""
-    return jnp.concatenate([jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(-1) for x in leaves])
+
+    def as_bytes(x):
+        x = x.astype(jnp.uint8) if x.dtype == bool else x
+        return jax.lax.bitcast_convert_type(x, jnp.uint8).ravel()
+
+    return jnp.concatenate([as_bytes(x) for x in leaves])
 
 
 def unpack(packed: np.ndarray, types: Sequence[jax.ShapeDtypeStruct]) -> list[np.ndarray]:

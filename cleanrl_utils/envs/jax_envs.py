@@ -20,10 +20,9 @@ by it, `jax.vmap(env.reset)(seeds)`, does the same. Many devices: inside `jax.sh
 device's own, say `env.reset(seed + jax.lax.axis_index("devices"))`; `num_envs` is a device's.
 """
 
-import difflib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -33,8 +32,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cleanrl_utils.envs.base import AUTORESETS, Backend, FlattenedBackend, TimeStep, VectorEnv, strong
-from cleanrl_utils.envs.spaces import batch_type, outward_space
+from cleanrl_utils.envs.base import (
+    AUTORESETS,
+    Backend,
+    FlattenedBackend,
+    Fresh,
+    TimeStep,
+    VectorEnv,
+    check_name,
+    check_seed,
+    strong,
+)
+from cleanrl_utils.envs.spaces import batch_type, check_dtype, outward_space
 
 
 class JaxEnv:
@@ -88,10 +97,11 @@ def make(
         kinds = ", ".join(f"{kind.__name__}(env)" for kind in (BraxEnv, PlaygroundEnv, GymnaxEnv, FunctionalEnv))
         raise ValueError(f"{type(env).__name__} is no JaxEnv: pass one of {kinds}")
     backend = JaxBackend(env, num_envs, autoreset, max_episode_steps, info_keys, reset_batch_size)
-    keys = jax.vmap(backend.keys)(jnp.asarray(seed)) if np.ndim(seed) else backend.keys(seed)
+    seed = check_seed(seed)
+    keys = jax.vmap(backend.keys)(seed) if seed.ndim else backend.keys(seed)
     if flatten_obs or flatten_action:
         backend = FlattenedBackend(backend, flatten_obs, flatten_action)
-    return VectorEnv(backend, Episodes(None, keys, None, None, None))
+    return VectorEnv(backend, Fresh(Episodes(None, keys, None, None, None)))
 
 
 @flax.struct.dataclass
@@ -126,6 +136,7 @@ class JaxBackend(Backend):
         self.batch_obs_type = batch_type(self.single_observation_space, num_envs)
         self.batch_action_type = batch_type(self.single_action_space, num_envs)
         self.info_keys = tuple(info_keys)
+        self.can_render = type(env).render is not JaxEnv.render
         # Compiled even where the caller does not compile: physics op by op would take minutes.
         self._reset, self._step = jax.jit(self.reset_all), jax.jit(self.step_all)
         self.info_types  # noqa: B018 (raises for unknown names)
@@ -161,7 +172,7 @@ class JaxBackend(Backend):
     def keys(self, seed) -> jax.Array:
         """A key for each environment, [num_envs, 2], whatever their number."""
         if np.ndim(seed):
-            return jax.vmap(jax.random.PRNGKey)(jnp.asarray(seed))
+            return jax.vmap(jax.random.PRNGKey)(seed)
         return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(self.num_envs))
 
     def start(self, key):
@@ -173,7 +184,12 @@ class JaxBackend(Backend):
 
     def outward_obs(self, obs):
         """With the dtypes that the space declares."""
-        return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), obs, self.batch_obs_type)
+
+        def cast(x, like):
+            check_dtype(jnp.result_type(x), like.dtype)
+            return jnp.asarray(x, like.dtype)
+
+        return jax.tree.map(cast, obs, self.batch_obs_type)
 
     def move(self, env, action, key):
         """A step of one environment."""
@@ -188,12 +204,19 @@ class JaxBackend(Backend):
 
     def reset(self, state, seed):
         """With a seed for all, or with [num_envs] of them, one for each environment."""
-        return self._reset(state.key if seed is None else self.keys(seed))
+        state = self._checked(state)
+        keys = state.key if seed is None else self.keys(check_seed(seed))
+        if len(keys) != self.num_envs:
+            raise ValueError(f"{len(keys)} seeds for {self.num_envs} environments: pass one for each, or one for all")
+        return self._reset(keys)
 
     def step(self, state, action):
-        if state.env is None:
-            raise ValueError("these environments have no state yet: reset is next")
-        return self._step(state, action)
+        return self._step(self._checked(state), action)
+
+    def _checked(self, state):
+        if state.key.ndim != 2:
+            raise ValueError(f"env has the leading axes {state.key.shape[:-2]}: use it under vmap over the seeds")
+        return state
 
     def reset_all(self, keys):
         state, obs = jax.vmap(self.start)(keys)
@@ -201,7 +224,7 @@ class JaxBackend(Backend):
         info = jax.tree.map(lambda x: jnp.zeros((self.num_envs, *x.shape), x.dtype), self.info_types)
         if self.autoreset == "same_step":
             info["final_obs"] = obs
-        return vary_like(keys, (state, TimeStep(obs, jnp.zeros(self.num_envs), no, no, info)))
+        return vary_like(keys, (state, TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, info)))
 
     def step_all(self, state, action):
         keys = jax.vmap(jax.random.fold_in)(state.step_key, state.num_steps)
@@ -309,7 +332,7 @@ class BraxEnv(JaxEnv):
 
     @property
     def render_fps(self) -> float:
-        return round(1 / float(self.env.dt))
+        return round(1 / float(getattr(self.env, "dt", 1 / super().render_fps)))  # "fast" has none
 
     def reset(self, key):
         state = self.env.reset(key)
@@ -449,13 +472,6 @@ class FunctionalEnv(JaxEnv):
         if self.render_state is not None:
             self.env.render_close(self.render_state)
             self.render_state = None
-
-
-def check_name(name: str, names: Iterable[str], library: str) -> None:
-    names = list(names)
-    if name not in names:
-        close = ", ".join(difflib.get_close_matches(name, names)) or ", ".join(names)
-        raise ValueError(f"{library} has no environment {name!r}: did you mean {close}?")
 
 
 def unbounded_space(obs) -> gym.Space:

@@ -19,6 +19,13 @@ def outward_dtype(dtype) -> np.dtype:
     return {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}.get(dtype, dtype)
 
 
+def check_dtype(dtype, declared) -> None:
+    """Raises TypeError for observations that the dtype of their space would change, like floats made integers."""
+    both_integers = np.issubdtype(dtype, np.integer) and np.issubdtype(declared, np.integer)
+    if not (both_integers or np.can_cast(dtype, declared, "same_kind")):
+        raise TypeError(f"observations are {dtype}, their space says {declared}: make both the same")
+
+
 def outward_space(space: gym.Space) -> gym.Space:
     """The same space with the dtypes that its values have in JAX; raises TypeError for one that JAX can't hold."""
     match space:
@@ -34,7 +41,7 @@ def outward_space(space: gym.Space) -> gym.Space:
             else:
                 low, high = space.low, space.high
             with np.errstate(over="ignore"):  # bounds above float32's are infinite
-                return Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
+                return Box(low.astype(dtype), high.astype(dtype), space.shape, dtype)
         case Discrete():
             return Discrete(space.n, start=space.start, dtype=outward_dtype(space.dtype))
         case MultiDiscrete():
@@ -79,7 +86,7 @@ def flatten(space: gym.Space, x) -> jax.Array:
                 columns = (x - leaf.start).reshape(x.shape[0], -1).T
                 one_hot = [jax.nn.one_hot(i, n) for i, n in zip(columns, leaf.nvec.ravel(), strict=True)]
                 return jnp.concatenate(one_hot, axis=1)
-        return x.reshape(x.shape[0], -1).astype(jnp.float32)
+        return x.reshape(x.shape[0], gym.spaces.flatdim(leaf)).astype(jnp.float32)
 
     return jnp.concatenate(in_order(space, map_space(flatten_leaf, space, x)), axis=1)
 
@@ -99,7 +106,7 @@ def unflatten(space: gym.Space, x: jax.Array):
                 return (values.reshape(-1, *leaf.shape) + leaf.start).astype(leaf.dtype)
             case MultiBinary():
                 values = values > 0.5
-        return values.reshape(-1, *leaf.shape).astype(leaf.dtype)
+        return values.reshape(len(values), *leaf.shape).astype(leaf.dtype)
 
     return map_space(unflatten_leaf, space)
 

@@ -24,7 +24,7 @@ import jax
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from cleanrl_utils.envs.base import Backend, FlattenedBackend, TimeStep, VectorEnv
+from cleanrl_utils.envs.base import Backend, FlattenedBackend, Fresh, TimeStep, VectorEnv
 
 AUTORESET_MODES = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP}
 
@@ -33,7 +33,8 @@ class GymnasiumVectorEnv(gym.vector.VectorEnv):
     """The environments of `env`, whatever their back end, as `gymnasium.vector.VectorEnv`.
 
     They start from where `env` is: without a seed, the first `reset` is with the one that `env` was made with. With
-    render_mode="rgb_array" `render` returns a picture of each environment, uint8 [height, width, 3].
+    render_mode="rgb_array" `render` returns a picture of each environment, uint8 [height, width, 3]; EnvPool's and
+    Gymnasium's are to be made with that mode, too.
     """
 
     def __init__(self, env: VectorEnv, render_mode: str | None = None):
@@ -45,6 +46,8 @@ class GymnasiumVectorEnv(gym.vector.VectorEnv):
         self._step = jax.jit(lambda env, actions: step_and_info(env, actions))  # with a cache of its own
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
+        if "reset_mask" in (options or {}):
+            raise ValueError("these environments reset themselves, and `reset` all of them: leave reset_mask out")
         super().reset(seed=seed)
         self.env, timestep = self.env.reset(seed)
         return timestep.obs, {name: entry for name, entry in timestep.info.items() if name != "final_obs"}
@@ -123,10 +126,11 @@ def to_tensorflow(tree):
 def metadata(env: VectorEnv, render_mode: str | None) -> dict:
     """Gymnasium's; raises ValueError for a render mode that the back end has not."""
     backend = innermost(env.backend)
-    modes = ["rgb_array"] if hasattr(backend, "render") else []
+    modes = ["rgb_array"] if backend.can_render else []
     if render_mode not in (None, *modes):
-        raise ValueError(f"render_mode={render_mode!r}: pass {' or '.join(map(repr, modes + [None]))}")
-    return {"jax": True, "render_modes": modes, "render_fps": getattr(backend, "render_fps", 30)}
+        options = "'rgb_array' or None" if modes else "None, or environments that draw (render_mode='rgb_array')"
+        raise ValueError(f"render_mode={render_mode!r}: pass {options}")
+    return {"jax": True, "render_modes": modes, "render_fps": backend.render_fps}
 
 
 def innermost(backend: Backend) -> Backend:
@@ -134,4 +138,7 @@ def innermost(backend: Backend) -> Backend:
 
 
 def render(env: VectorEnv, i: int):
+    if isinstance(env.state, Fresh):
+        raise ValueError("these environments have no episodes yet: reset is next")
+    jax.block_until_ready(env.state)  # not while a step is under way
     return innermost(env.backend).render(env.state, i)

@@ -150,6 +150,12 @@ class RunningMeanStd:
     def std(self, epsilon=1e-8):
         return array_namespace(self.var).sqrt(self.var + epsilon)
 
+    def check_shape(self, shape, what: str) -> None:
+        """Raises ValueError if these are not statistics of entries of that shape, to which they would be broadcast."""
+        found, wanted = tuple(np.shape(self.mean)), tuple(shape)
+        if found != wanted:
+            raise ValueError(f"the statistics are of {what}s {list(found)}, one {what} is {list(wanted)}: pass its own")
+
 
 @flax.struct.dataclass
 class RecordEpisodeStatistics(EnvWrapper):
@@ -234,6 +240,7 @@ class NormalizeObservation(EnvWrapper):
             raise ValueError("frozen statistics are to be given: NormalizeObservation(stats, training=False)")
         if stats is None:
             stats = RunningMeanStd.create(seen[0, ...], self.axis_name)
+        stats.check_shape(seen.shape[1:], "observation")
         if self.training:
             stats = stats.update(seen, mask, self.axis_name)
         return self.replace(stats=stats), map_obs(partial(self.normalize, stats), timestep)
@@ -295,6 +302,7 @@ class NormalizeReward(EnvWrapper):
         returns = xp.zeros_like(timestep.reward, dtype=xp.float32)
         if stats is None:
             stats = RunningMeanStd.create(returns[0, ...], self.axis_name)
+        stats.check_shape((), "reward")
         wrapper = self.replace(stats=stats, returns=returns, reset_due=xp.zeros_like(timestep.done))
         return wrapper, timestep.replace(reward=xp.astype(timestep.reward, xp.float32))
 
@@ -518,7 +526,11 @@ class ClipAction(EnvWrapper):
 
     @classmethod
     def create(cls, space: gym.Space, **kwargs):
-        """To the bounds of the environment's action space; raises TypeError if it is no Box."""
+        """To the bounds of a space, of the actions just inside of this wrapper; raises TypeError if it is no Box.
+
+        `env.single_action_space` is that space before `env.with_wrappers(ClipAction.create(...))`: next to the
+        environment its own, outside of `RescaleAction` the rescaled one, that is `ClipAction(-1.0, 1.0)`.
+        """
         check_box(space)
         return cls(space.low, space.high, **kwargs)
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from types import ModuleType
 
 import jax
@@ -90,6 +91,11 @@ class Evaluator:
             returns[running], lengths[running] = np.asarray(stats.returns)[running], np.asarray(stats.lengths)[running]
         return returns, lengths
 
+    def close(self) -> None:
+        """Closes what else would end in error messages at the program's exit: Gymnasium's and MuJoCo's windows."""
+        if hasattr(self.env, "close"):
+            self.env.close()
+
 
 def check_script(script: ModuleType, model: dict, model_path: str) -> None:
     name = os.path.basename(script.__file__)[: -len(".py")]
@@ -116,5 +122,5 @@ def load_agent(model_path: str, script: ModuleType, **overrides):
 
 def evaluate(model_path: str, script: ModuleType, video_path: str | None = None, **overrides):
     """Raw returns and lengths of a saved model, see `Evaluator`: the same at each call."""
-    evaluator = make_evaluator(model_path, script, capture_video=video_path is not None, **overrides)
-    return evaluator(model_path, video_path)
+    with closing(make_evaluator(model_path, script, capture_video=video_path is not None, **overrides)) as evaluator:
+        return evaluator(model_path, video_path)
