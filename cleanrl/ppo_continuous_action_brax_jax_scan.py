@@ -115,7 +115,7 @@ class Args:
     """the number of units in each of the two hidden layers, of actor and critic alike"""
     min_log_std: float = -2.0
     """the lower bound of the actions' log standard deviation, towards which it falls from -1 over the training"""
-    num_minibatches: int = 16
+    num_minibatches: int = 32
     """the number of mini-batches"""
     update_epochs: int = 4
     """the K epochs to update the policy"""
