@@ -57,13 +57,15 @@ InvertedDoublePendulum 4 1000000 learning_rate_5e-4 log_std_at_least_-1_to_-2.5
 RUNS
 
 # What was left to try; these start from the present default.
-walker2d=(
-    default kl_adaptive_0.02 norm_adv_batch clip_vloss minibatches_16 tanh layer_norm critic_256 anneal_to_0.1 epochs_5
-    observations_clipped_at_5 normalized_rewards reset_steps_learned last_layer_1 large_steps
-)
-for variant in "${walker2d[@]}"; do
-    uv run python benchmark/ablation.py --variant "$variant" --env-id Walker2d-v4 --num-seeds 4 \
-        --total-timesteps 300000 --exp-name "$variant-300k" --eval-interval 61 --no-progress
+changes=(kl_adaptive_0.02 norm_adv_batch clip_vloss minibatches_16 minibatches_8 tanh layer_norm critic_256)
+for change in "" "${changes[@]}"; do
+    # shellcheck disable=SC2086
+    uv run python benchmark/ablation.py --variant default $change --env-id Walker2d-v4 --num-seeds 4 \
+        --total-timesteps 300000 --exp-name "default${change:++$change}-300k" --eval-interval 61 --no-progress
+done
+for env_id in Hopper-v4 Walker2d-v4; do
+    uv run python benchmark/ablation.py --variant default minibatches_16 --env-id "$env_id" --num-seeds 5 \
+        --exp-name default+minibatches_16 --eval-interval 30 --no-progress
 done
 
 # A setting for Swimmer; these start from the present default. Evaluations every 125,000 or 250,000 steps.
@@ -76,6 +78,12 @@ done
 uv run python -m cleanrl_utils.report --runs runs --env-ids Hopper-v4 --output docs/benchmark/experiments_hopper_300k \
     --exp-names {former_default,envs_16_steps_128,envs_8_steps_256,learning_rate_1e-3,gae_lambda_0.98,log_std_0}-300k \
         {envs_16_steps_128+learning_rate_1e-3,clip_gradients_apart,vf_coef_1,no_norm_adv,epochs_20}-300k
+names=("${changes[@]/#/default+}")
+names=("${names[@]/%/-300k}")
+uv run python -m cleanrl_utils.report --runs runs --env-ids Walker2d-v4 \
+    --exp-names default-300k "${names[@]}" --output docs/benchmark/experiments_walker2d_300k
+uv run python -m cleanrl_utils.report --runs runs --env-ids Hopper-v4 Walker2d-v4 --exp-names default+minibatches_16 \
+    --references benchmark/references.csv --output docs/benchmark/experiments_minibatches
 uv run python -m cleanrl_utils.report --runs runs --env-ids Swimmer-v4 --output docs/benchmark/experiments_swimmer \
     --exp-names default+{gamma_0.999,gamma_0.9999+gae_lambda_0.98,rl_zoo_swimmer{,+gamma_0.999}} \
     --references benchmark/references.csv
