@@ -28,7 +28,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from cleanrl_utils.envs import envpool_xla, gymnasium_callback, jax_envs
-from cleanrl_utils.envs.base import EnvWrapper, Fresh, TimeStep, VectorEnv
+from cleanrl_utils.envs.base import EnvWrapper, TimeStep, VectorEnv, new_env
 from cleanrl_utils.envs.wrappers import RecordEpisodeStatistics
 
 pytestmark = [
@@ -57,7 +57,7 @@ def custom(mode, length, ends):
 def pool(length, ends, autoreset):
     count_pool = CountPool(2, length, ends, batch_size=1 if autoreset == "same_step" else 2)
     backend = envpool_xla.EnvPoolXla([count_pool], autoreset, info_keys=(), num_seeds=1)
-    return VectorEnv(backend, Fresh(backend.token))
+    return new_env(backend, backend.token)
 
 
 def brax(env):
@@ -88,7 +88,7 @@ BACKENDS = {
     ]
     for mode in modes
 }
-BACKENDS["smallest"] = lambda *case: VectorEnv(CountBackend(2, *case), Fresh(None))
+BACKENDS["smallest"] = lambda *case: new_env(CountBackend(2, *case), None)
 BACKENDS["jax"] = partial(jax_env, lambda env: env)
 BACKENDS |= {"pool": pool, "brax": partial(jax_env, brax), "functional": partial(jax_env, functional)}
 if find_spec("gymnax"):

@@ -29,7 +29,7 @@ What a step means does not depend on the back end:
 - Floats are float32. Integers are what they are, 32 bits at most. The spaces tell: they are Gymnasium's, with the
   dtypes that arrays have here.
 
-A new back end is a subclass of `Backend`; `VectorEnv(backend, Fresh(state))` does the rest. The smallest one is
+A new back end is a subclass of `Backend`; `new_env(backend, state)` does the rest. The smallest one is
 `CountBackend` in tests/envs_toys.py; one more entry in tests/test_envs_conformance.py holds it to the above.
 """
 
@@ -241,7 +241,7 @@ class VectorEnv:
 class FlattenedBackend(Backend):
     """Another back end with its observations, or its actions, as float32 vectors, see `spaces.flatten`."""
 
-    def __init__(self, backend: Backend, obs: bool = True, action: bool = False):
+    def __init__(self, backend: Backend, obs: bool, action: bool):
         self.backend, self.num_envs, self.autoreset = backend, backend.num_envs, backend.autoreset
         obs_space, action_space = backend.single_observation_space, backend.single_action_space
         self.single_observation_space = flat_space(obs_space) if obs else obs_space
@@ -268,6 +268,13 @@ class FlattenedBackend(Backend):
 
     def close(self):
         self.backend.close()
+
+
+def new_env(backend: Backend, state, flatten_obs: bool = False, flatten_action: bool = False) -> VectorEnv:
+    """The environments before their first `reset`, with observations and actions as vectors if asked for."""
+    if flatten_obs or flatten_action:
+        backend = FlattenedBackend(backend, flatten_obs, flatten_action)
+    return VectorEnv(backend, Fresh(state))
 
 
 def check_name(name: str, names: Iterable[str], library: str) -> None:

@@ -38,14 +38,13 @@ import numpy as np
 from cleanrl_utils.envs.base import (
     AUTORESETS,
     Backend,
-    FlattenedBackend,
-    Fresh,
     TimeStep,
     VectorEnv,
     check_name,
     check_seed,
     for_one_seed,
     independent_seeds,
+    new_env,
 )
 from cleanrl_utils.envs.spaces import outward_dtype, outward_space
 
@@ -102,7 +101,7 @@ def make(
     backend = EnvPoolXla(pools, autoreset, info_keys, len(seeds))
     axes = (num_devices,) * (num_devices > 1) + (len(seeds),) * (np.ndim(seed) > 0)
     token = jnp.broadcast_to(backend.token, (*axes, *backend.token.shape))
-    return VectorEnv(FlattenedBackend(backend) if flatten_obs else backend, Fresh(token))
+    return new_env(backend, token, flatten_obs)
 
 
 def from_pool(pool, *, flatten_obs: bool = False, info_keys: Sequence[str] = ()) -> VectorEnv:
@@ -120,7 +119,7 @@ def from_pool(pool, *, flatten_obs: bool = False, info_keys: Sequence[str] = ())
     if pool.is_async and pool.config["batch_size"] != 1:
         raise ValueError(f"batch_size={pool.config['batch_size']} of {len(pool)}: make the pool with 1, or all")
     backend = EnvPoolXla([pool], "same_step" if pool.is_async else "next_step", info_keys, num_seeds=1)
-    return VectorEnv(FlattenedBackend(backend) if flatten_obs else backend, Fresh(backend.token))
+    return new_env(backend, backend.token, flatten_obs)
 
 
 def check_arguments(autoreset: str, num_envs: int) -> None:

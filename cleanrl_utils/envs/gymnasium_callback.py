@@ -41,13 +41,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from cleanrl_utils.envs.base import (
     AUTORESETS,
     Backend,
-    FlattenedBackend,
-    Fresh,
     TimeStep,
     VectorEnv,
     check_seed,
     for_one_seed,
     independent_seeds,
+    new_env,
 )
 from cleanrl_utils.envs.spaces import batch_type, check_dtype, map_space, outward_space
 
@@ -100,9 +99,7 @@ def make(
         envs = as_vector_env(envs, num_envs, len(seeds), autoreset)
     backend = GymnasiumCallback(envs, seeds, serve_autoreset(envs, autoreset), info_keys)
     token = jnp.zeros((len(seeds),) * (np.ndim(seed) > 0), jnp.uint32)
-    if flatten_obs or flatten_action:
-        backend = FlattenedBackend(backend, flatten_obs, flatten_action)
-    return VectorEnv(backend, Fresh(token))
+    return new_env(backend, token, flatten_obs, flatten_action)
 
 
 def as_vector_env(envs, num_envs: int | None, num_seeds: int, autoreset: str | None):

@@ -32,17 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cleanrl_utils.envs.base import (
-    AUTORESETS,
-    Backend,
-    FlattenedBackend,
-    Fresh,
-    TimeStep,
-    VectorEnv,
-    check_name,
-    check_seed,
-    strong,
-)
+from cleanrl_utils.envs.base import AUTORESETS, Backend, TimeStep, VectorEnv, check_name, check_seed, new_env, strong
 from cleanrl_utils.envs.spaces import batch_type, check_dtype, outward_space
 
 
@@ -99,9 +89,7 @@ def make(
     backend = JaxBackend(env, num_envs, autoreset, max_episode_steps, info_keys, reset_batch_size)
     seed = check_seed(seed)
     keys = jax.vmap(backend.keys)(seed) if seed.ndim else backend.keys(seed)
-    if flatten_obs or flatten_action:
-        backend = FlattenedBackend(backend, flatten_obs, flatten_action)
-    return VectorEnv(backend, Fresh(Episodes(None, keys, None, None, None)))
+    return new_env(backend, Episodes(None, keys, None, None, None), flatten_obs, flatten_action)
 
 
 @flax.struct.dataclass
