@@ -92,7 +92,7 @@ def test_flags_that_the_docs_name_exist():
     modules += [
         f"cleanrl_utils.{name}" for name in ("benchmark", "enjoy", "huggingface", "report", "rlops", "tuner", "zoo")
     ]
-    modules += ["compare_observations", "measure", "scale", "throughput"]
+    modules += ["compare_observations", "envs_bridge", "measure", "scale", "throughput"]
     known = {field.name for module in modules for field in fields(importlib.import_module(module).Args)}
     known = {name.replace("_", "-") for name in known} | FLAGS_OF_OTHERS
     for path in PAGES:

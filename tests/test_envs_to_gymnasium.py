@@ -17,6 +17,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from cleanrl_utils.envs import envpool_xla, gymnasium_callback, jax_envs
+from cleanrl_utils.envs.record_html import RecordHTMLVector
 from cleanrl_utils.envs.to_gymnasium import GymnasiumEnv, GymnasiumVectorEnv, to_tensorflow
 from cleanrl_utils.envs.wrappers import NormalizeObservation, RecordEpisodeStatistics
 
@@ -148,6 +149,17 @@ class DrawnEnv(CountEnv):
 def gymnasium_envs(kind=DrawnEnv, render_mode="rgb_array"):
     envs = SyncVectorEnv([lambda: kind(3, render_mode=render_mode)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     return gymnasium_callback.make(envs)
+
+
+def test_a_recorder_draws_the_environment_that_it_records(tmp_path):
+    envs = make_envs(render_mode="rgb_array")
+    drawn = []
+    envs.render_one = lambda i: drawn.append(i) or np.zeros((4, 6, 3), np.uint8)
+    envs = RecordHTMLVector(envs, str(tmp_path), lambda i: True)
+    envs.reset(seed=1)
+    steps(envs, ACTIONS[:2])
+    envs.close()
+    assert drawn == [0, 0, 0] and len(list(tmp_path.iterdir())) == 1
 
 
 def test_other_back_ends_are_seen():

@@ -938,6 +938,23 @@ def test_what_can_not_be_done_is_an_error_of_one_line():
     assert dict_obs.observation_space(Dict(a=Box(0, 1))) == Box(0, 1)
 
 
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        RecordEpisodeStatistics(),
+        NormalizeReward(),
+        NormalizeReward(RunningMeanStd.create(np.float32(0)), training=False),
+        TransformReward(np.sign, skip_reset_step=True),
+        FrameStackObservation(2),
+        Compose((FrameStackObservation(2),)),
+    ],
+    ids=lambda wrapper: type(wrapper).__name__,
+)
+def test_a_step_before_the_first_reset_is_refused(wrapper):
+    with pytest.raises(ValueError, match="has seen no reset yet: hand it the first time step by `reset`"):
+        wrapper.recv(example_stream("next_step").timestep(1))
+
+
 # ---------------------------------------------------------------- the page
 def test_the_code_of_the_page_runs():
     page = (Path(__file__).parents[1] / "docs/envs/wrappers.md").read_text()

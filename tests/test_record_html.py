@@ -364,6 +364,10 @@ def test_environments_that_cannot_be_rendered(tmp_path):
         RecordHTMLVector(gym.vector.SyncVectorEnv([Lamp]), str(tmp_path))
     with pytest.raises(ValueError, match="a scene is drawn from poses, not from frames: pass render="):
         RecordHTML(Lamp("rgb_array"), str(tmp_path), scene=ONE_BODY)
+    lamps = gym.vector.SyncVectorEnv([lambda: Lamp("rgb_array")])
+    for wrap, env in ((RecordHTML, Lamp("rgb_array")), (RecordHTMLVector, lamps)):
+        with pytest.raises(ValueError, match="fps has to be positive, not 0"):
+            wrap(env, str(tmp_path), fps=0)
     env = RecordHTML(Lamp("rgb_array"), str(tmp_path), render=lambda: 1 / 0)
     with pytest.raises(RuntimeError, match=r"can't render \(division by zero\). MuJoCo without a display needs .*egl"):
         env.reset()

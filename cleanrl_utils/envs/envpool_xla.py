@@ -17,9 +17,7 @@ is one `env` with the leading axis [num_devices] (in front of the seeds'); use i
 check_vma=False)` over a mesh axis called "devices", and take the axis off inside.
 
 autoreset="same_step" costs speed, as EnvPool resets on the next step: here an asynchronous pool hands the environments
-over one by one, and steps those that finished once more. By `python benchmark/envs_autoreset.py` the speed of
-next_step times 0.2 for CartPole, whose steps take no time, 0.9 for Hopper and for HalfCheetah (64 environments on two
-busy cores).
+over one by one, and steps those that finished once more. docs/envs/index.md has the measurements.
 """
 
 import ctypes

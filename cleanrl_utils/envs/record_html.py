@@ -295,7 +295,7 @@ class RecordHTML(gym.Wrapper, gym.utils.RecordConstructorArgs):
             title or title_of(env),
             episode_trigger,
             name_prefix,
-            fps or env.metadata.get("render_fps", 30),
+            env.metadata.get("render_fps", 30) if fps is None else fps,
             scene,
             max_steps=max_steps,
         )
@@ -344,7 +344,7 @@ class RecordHTMLVector(gym.vector.VectorWrapper):
             title or title_of(env),
             episode_trigger,
             name_prefix,
-            fps or env.metadata.get("render_fps", 30),
+            env.metadata.get("render_fps", 30) if fps is None else fps,
             scene,
             env.metadata["autoreset_mode"],
             max_steps,
@@ -391,6 +391,8 @@ def first_frame_of(envs) -> Callable[[], np.ndarray]:
         return lambda: raw.render(env_ids=[0])[0]
     if isinstance(raw, gym.vector.SyncVectorEnv):
         return raw.envs[0].render
+    if hasattr(raw, "render_one"):  # GymnasiumVectorEnv's
+        return lambda: raw.render_one(0)
     return lambda: envs.render()[0]
 
 

@@ -10,8 +10,7 @@ Arrays are JAX's and stay on the device; actions may be NumPy's or JAX's. From h
 - NumPy: `gymnasium.wrappers.vector.JaxToNumpy(envs)`; its arrays are read-only (from a GPU they are copies)
 - TensorFlow: `to_tensorflow(...)` of what `reset` and `step` return
 
-By the CPU's time, `step` of 1024 hoppers (spring, 2 cores) has 0.93 to 0.98 of the speed of a compiled scan, and about
-0.89 as torch's tensors: `python benchmark/envs_bridge.py`.
+What a step costs beside one in a compiled scan is measured in docs/envs/index.md.
 
 JAX counts on arrays not to change: a tensor that shares their memory is to be read, or cloned before it is written to.
 
@@ -57,7 +56,11 @@ class GymnasiumVectorEnv(gym.vector.VectorEnv):
         return timestep.obs, timestep.reward, timestep.terminated, timestep.truncated, info
 
     def render(self):
-        return tuple(render(self.env, i) for i in range(self.num_envs)) if self.render_mode else None
+        return tuple(self.render_one(i) for i in range(self.num_envs)) if self.render_mode else None
+
+    def render_one(self, i: int):
+        """The picture of environment i."""
+        return render(self.env, i)
 
     def close_extras(self, **kwargs):
         self.env.close()

@@ -73,6 +73,12 @@ def resets_next(timestep: TimeStep):
     return array_namespace(done).zeros_like(done) if in_same_step(timestep) else done
 
 
+def check_was_reset(wrapper: EnvWrapper, state) -> None:
+    """Raises ValueError if the wrapper has none of the state that its `reset` makes."""
+    if state is None:
+        raise ValueError(f"{type(wrapper).__name__} has seen no reset yet: hand it the first time step by `reset`")
+
+
 def map_obs(func: Callable, timestep: TimeStep) -> TimeStep:
     """The time step with `func` of its observations, the last ones of episodes under same-step included."""
     info = timestep.info
@@ -189,6 +195,7 @@ class RecordEpisodeStatistics(EnvWrapper):
         return wrapper, self.with_episode(timestep, returns, lengths)
 
     def recv(self, timestep):
+        check_was_reset(self, self.returns)
         xp, done = array_namespace(timestep.reward), timestep.done
         returns = where_rows(~self.reset_due, self.returns + xp.astype(timestep.reward, xp.float32), 0.0)
         lengths = where_rows(~self.reset_due, self.lengths + 1, 0)
@@ -307,6 +314,7 @@ class NormalizeReward(EnvWrapper):
         return wrapper, timestep.replace(reward=xp.astype(timestep.reward, xp.float32))
 
     def recv(self, timestep):
+        check_was_reset(self, self.returns)
         xp = array_namespace(timestep.reward)
         reward = xp.astype(timestep.reward, xp.float32)
         before = self.returns if self.per_episode else where_rows(~timestep.terminated, self.returns, 0.0)
@@ -338,6 +346,7 @@ class TransformReward(EnvWrapper):
         reward = self.func(timestep.reward)
         if not self.skip_reset_step:
             return self, timestep.replace(reward=reward)
+        check_was_reset(self, self.reset_due)
         reward = where_rows(self.reset_due, timestep.reward, reward)
         return self.replace(reset_due=resets_next(timestep)), timestep.replace(reward=reward)
 
@@ -489,6 +498,7 @@ class FrameStackObservation(EnvWrapper):
         return wrapper, map_obs(self.first_frames, timestep)
 
     def recv(self, timestep):
+        check_was_reset(self, self.frames)
         xp = array_namespace(timestep.obs)
         stacked = xp.concat([self.frames[:, 1:, ...], timestep.next_obs[:, None, ...]], axis=1)
         first = timestep.done if in_same_step(timestep) else self.reset_due
