@@ -68,6 +68,20 @@ for env_id in Hopper-v4 Walker2d-v4; do
         --exp-name default+minibatches_16 --eval-interval 30 --no-progress
 done
 
+# A setting for Hopper that learns within 300,000 steps, from the present default.
+while read -r variants; do
+    # shellcheck disable=SC2086
+    uv run python benchmark/ablation.py --variant default $variants --env-id Hopper-v4 --num-seeds 4 \
+        --total-timesteps 300000 --exp-name "default+${variants// /+}-300k" --eval-interval 61 --no-progress </dev/null
+done <<'VARIANTS'
+envs_16_steps_128 learning_rate_1e-3 gae_lambda_0.98
+envs_16_steps_128 learning_rate_1e-3 gae_lambda_0.98 no_anneal
+envs_16_steps_128 learning_rate_1e-3 gae_lambda_0.98 no_anneal log_std_at_least_-1.5
+envs_16_steps_128 learning_rate_1e-3 log_std_at_least_-1.5
+envs_16_steps_128 learning_rate_1e-3 norm_adv_batch
+envs_8_steps_256 learning_rate_1e-3 gae_lambda_0.98
+VARIANTS
+
 # A setting for Swimmer; these start from the present default. Evaluations every 125,000 or 250,000 steps.
 for variants in "gamma_0.999" "gamma_0.9999 gae_lambda_0.98" "rl_zoo_swimmer" "rl_zoo_swimmer gamma_0.999"; do
     # shellcheck disable=SC2086
@@ -78,6 +92,11 @@ done
 uv run python -m cleanrl_utils.report --runs runs --env-ids Hopper-v4 --output docs/benchmark/experiments_hopper_300k \
     --exp-names {former_default,envs_16_steps_128,envs_8_steps_256,learning_rate_1e-3,gae_lambda_0.98,log_std_0}-300k \
         {envs_16_steps_128+learning_rate_1e-3,clip_gradients_apart,vf_coef_1,no_norm_adv,epochs_20}-300k
+setting=default+envs_16_steps_128+learning_rate_1e-3
+uv run python -m cleanrl_utils.report --runs runs --env-ids Hopper-v4 --exp-names \
+    $setting+{gae_lambda_0.98{,+no_anneal,+no_anneal+log_std_at_least_-1.5},log_std_at_least_-1.5,norm_adv_batch}-300k \
+    default+envs_8_steps_256+learning_rate_1e-3+gae_lambda_0.98-300k \
+    --output docs/benchmark/experiments_hopper_steps_300k
 names=("${changes[@]/#/default+}")
 names=("${names[@]/%/-300k}")
 uv run python -m cleanrl_utils.report --runs runs --env-ids Walker2d-v4 \

@@ -21,6 +21,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cleanrl.ppo_continuous_action_envpool_xla_jax_scan as ppo
+import cleanrl.ppo_continuous_action_gymnasium_jax_scan as ppo_gymnasium
 from cleanrl_utils import checkpoints
 from cleanrl_utils.models import read_model
 
@@ -152,11 +153,11 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start_pair(folder, *flags):
+def start_pair(folder, *flags, program=ppo):
     flags = [*SIZES, "--num-processes", "2", "--num-devices", "2", "--no-compilation-cache", *flags]
     flags += ["--coordinator-address", f"127.0.0.1:{free_port()}"]
     environ = {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONUNBUFFERED": "1", **FAST}
-    return [start(folder / str(i), ppo, *flags, "--process-id", str(i), **environ) for i in range(2)]
+    return [start(folder / str(i), program, *flags, "--process-id", str(i), **environ) for i in range(2)]
 
 
 def finish_pair(folder, pair):
@@ -193,6 +194,17 @@ def test_two_processes_train_as_one_with_two_devices(two_devices, tmp_path):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), learned, learned_of_one)
     evaluations = (json.loads((r / "evaluation.json").read_text()) for r in (run, run_of_one))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3), *evaluations)
+
+
+def test_two_processes_train_on_gymnasiums_environments(tmp_path):
+    done = finish_pair(tmp_path, start_pair(tmp_path, program=ppo_gymnasium))
+    assert [process.returncode for process in done] == [0, 0], [process.err for process in done]
+    (run,) = done[0].runs
+    assert {path.name for path in done[1].cwd.iterdir()} == {"out", "err"}
+    assert curve(run) == list(range(32, 128 + 1, 32))
+    model = read_model(str(next(run.glob("*_model"))))
+    # All environments' observations: the resets' and each step's, from both processes, once.
+    assert model["wrappers"]["VectorEnvNormObs"]["count"] == pytest.approx(128 + 4, abs=0.01)
 
 
 @pytest.mark.parametrize("number", [0, 1])
