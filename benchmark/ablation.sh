@@ -58,7 +58,8 @@ RUNS
 
 # What was left to try; these start from the present default.
 changes=(kl_adaptive_0.02 norm_adv_batch clip_vloss minibatches_16 minibatches_8 tanh layer_norm critic_256)
-for change in "" "${changes[@]}"; do
+more=(anneal_to_0.1 epochs_5 normalized_rewards last_layer_1)
+for change in "" "${changes[@]}" "${more[@]}"; do
     # shellcheck disable=SC2086
     uv run python benchmark/ablation.py --variant default $change --env-id Walker2d-v4 --num-seeds 4 \
         --total-timesteps 300000 --exp-name "default${change:++$change}-300k" --eval-interval 61 --no-progress
@@ -101,6 +102,10 @@ names=("${changes[@]/#/default+}")
 names=("${names[@]/%/-300k}")
 uv run python -m cleanrl_utils.report --runs runs --env-ids Walker2d-v4 \
     --exp-names default-300k "${names[@]}" --output docs/benchmark/experiments_walker2d_300k
+names=("${more[@]/#/default+}")
+names=("${names[@]/%/-300k}")
+uv run python -m cleanrl_utils.report --runs runs --env-ids Walker2d-v4 \
+    --exp-names "${names[@]}" --output docs/benchmark/experiments_walker2d_300k_more
 uv run python -m cleanrl_utils.report --runs runs --env-ids Hopper-v4 Walker2d-v4 --exp-names default+minibatches_16 \
     --references benchmark/references.csv --output docs/benchmark/experiments_minibatches
 uv run python -m cleanrl_utils.report --runs runs --env-ids Swimmer-v4 --output docs/benchmark/experiments_swimmer \
