@@ -58,7 +58,7 @@ RUNS
 
 # What was left to try; these start from the present default.
 changes=(kl_adaptive_0.02 norm_adv_batch clip_vloss minibatches_16 minibatches_8 tanh layer_norm critic_256)
-more=(anneal_to_0.1 epochs_5 normalized_rewards last_layer_1)
+more=(anneal_to_0.1 epochs_5 normalized_rewards last_layer_1 reset_steps_learned)
 for change in "" "${changes[@]}" "${more[@]}"; do
     # shellcheck disable=SC2086
     uv run python benchmark/ablation.py --variant default $change --env-id Walker2d-v4 --num-seeds 4 \
