@@ -298,7 +298,8 @@ class RunningMeanStd:
 class VectorEnvEpisodeStats(EnvWrapper):
     """Score and length of the last finished game, [num_envs], in `info`; nan before the first.
 
-    In training a lost life ends an episode of the agent, but not the game, and its rewards are clipped, the score not.
+    In training a lost life ends an episode of the agent, but not the game, and its rewards are clipped, the score not:
+    the other scripts' wrapper of this name, and the library's, count the agent's episodes and rewards.
     """
 
     returns: jax.Array

@@ -144,8 +144,11 @@ class CountVectorEnv(VectorEnv):
         terminated = (actions < 0) | (is_last & (self.ends == "terminated"))
         truncated = is_last & (self.ends == "truncated") & ~terminated
         self.obs[resets], reward[resets], terminated[resets], truncated[resets] = 0, 0, False, False
-        self.done = terminated | truncated
-        return self.obs.copy(), reward, terminated, truncated, {}
+        self.done, info = terminated | truncated, {}
+        if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and self.done.any():
+            info = {"final_obs": self.obs.copy(), "_final_obs": self.done.copy()}
+            self.obs[self.done], self.done[:] = 0, False
+        return self.obs.copy(), reward, terminated, truncated, info
 
 
 class CountJaxEnv(JaxEnv):

@@ -169,6 +169,8 @@ def test_other_back_ends_are_seen():
     assert [frame.max() for frame in envs.render()] == [1, 1] and envs.metadata["render_fps"] == 12
     envs = envpool_xla.make("CartPole-v1", 2, seed=1, render_mode="rgb_array")
     envs = GymnasiumVectorEnv(envs, render_mode="rgb_array")
+    with pytest.raises(ValueError, match="EnvPool takes its seed when it is made"):
+        envs.reset(seed=1)
     envs.reset()
     first, second = envs.render()
     assert first.shape == second.shape == (400, 600, 3) and (first != second).any()
