@@ -506,9 +506,10 @@ def draw_curves(groups: list[Group], references: list[Reference]) -> Figure:
     names = {r.source: r.source + ("" if r.measure == "training" else f" ({r.measure})") for r in references}
     ncols = min(3, len(env_ids))
     nrows = math.ceil(len(env_ids) / ncols)
-    width = max(3.4 * ncols, 4.6)
     longest = max(len(text) for text in [*labels.values(), *(names[source] for source in sources)])
-    legend_ncols = min(ncols, max(1, int(width / (0.6 + 0.09 * longest))))  # inches of a line and of its text
+    entry_width = 0.6 + 0.09 * longest  # inches of a line and of its text
+    width = max(3.4 * ncols, 4.6, entry_width)
+    legend_ncols = min(ncols, max(1, int(width / entry_width)))
     height = 2.7 * nrows + 0.2 * math.ceil((len(labels) + len(sources)) / legend_ncols)
     figure = Figure(figsize=(width, height), dpi=150)
     figure.set_layout_engine("constrained")

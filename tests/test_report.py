@@ -311,6 +311,14 @@ def test_curves_are_drawn_where_every_seed_has_a_value(tmp_path):
     np.testing.assert_allclose(reference.get_ydata(), [6.0, 6.0])
 
 
+def test_a_long_name_is_not_cut_off_in_the_legend(tmp_path):
+    write_run(tmp_path, exp_name="learning_rate_1e-3+" * 5)
+    figure = report.draw_curves(read_groups(tmp_path)[0], [])
+    report.figure_bytes(figure, "png")
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width
+
+
 # ---------------------------------------------------------------- interquartile mean
 @pytest.mark.parametrize(
     "samples, expected",
